@@ -245,15 +245,9 @@ class Pairs:
             tensor([[False,  True],
                     [ True, False]])
         """
-        itself = (torch.arange(n, device=device) + offset)[:, None]
-        known = torch.arange(n if total is None else total, device=device) if ids is None else ids
-        return Pairs(
-            positives=itself,
-            shares=torch.ones(n, 1, device=device),
-            anchor_ids=known[offset : offset + n, None],
-            candidate_ids=known,
-            non_negatives=itself if ids is None else None,
-        )
+        itself, whole = torch.arange(n, device=device)[:, None], torch.ones(n, 1, device=device)
+        pairs = Pairs.aimed(itself, whole, offset=offset, total=total, ids=ids)
+        return replace(pairs, non_negatives=pairs.positives) if ids is None else pairs
 
     @staticmethod
     def aimed(
@@ -281,7 +275,9 @@ class Pairs:
             tensor([[False, False],
                     [ True, False]])
         """
-        keys, shares = keys + offset, _merge_repeats(keys, shares)
+        keys = keys + offset
+        if keys.shape[1] > 1:
+            shares = _merge_repeats(keys, shares)
         if ids is None:
             ids = torch.arange(keys.shape[0] if total is None else total, device=keys.device)
         return Pairs(keys, shares, torch.where(shares > 0, ids[keys], NO_ID), ids)
@@ -311,12 +307,9 @@ class Pairs:
         n, device = sample_ids.shape[0], sample_ids.device
         if keys is None or shares is None:
             keys, shares = torch.arange(n, device=device)[:, None], torch.ones(n, 1, device=device)
-        shares = _merge_repeats(keys, shares)
         in_batch = torch.arange(n + queue_ids.shape[0], device=device) < n
-        return Pairs(
-            positives=keys,
-            shares=shares,
-            anchor_ids=torch.where(shares > 0, sample_ids[keys], NO_ID),
+        return replace(
+            Pairs.aimed(keys, shares, ids=sample_ids),
             candidate_ids=torch.cat([sample_ids, queue_ids]),
             excluded=None if batch_negatives else in_batch[None],
         )
@@ -369,13 +362,8 @@ class Pairs:
         """
         check_indices("groups", groups, num_groups)
         groups = groups.long()[:, None]
-        return Pairs(
-            positives=groups,
-            shares=torch.ones(groups.shape, device=groups.device),
-            anchor_ids=groups,
-            candidate_ids=torch.arange(num_groups, device=groups.device),
-            non_negatives=groups,
-        )
+        whole = torch.ones(groups.shape, device=groups.device)
+        return replace(Pairs.aimed(groups, whole, total=num_groups), non_negatives=groups)
 
     @staticmethod
     def from_masks(positives: Tensor, negatives: Tensor) -> Pairs:
