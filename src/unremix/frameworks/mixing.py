@@ -74,12 +74,6 @@ class Joint:
     total: int
     exchange: Callable[[Tensor], Tensor]
 
-    @classmethod
-    def of(cls, images: Tensor) -> Joint:
-        """The batch of one process."""
-        device = images.device
-        return cls(0, len(images), lambda order: images[order.to(device, non_blocking=True)])
-
 
 class Mixing(Protocol):
     """A way of mixing the images of a batch."""
@@ -213,13 +207,13 @@ def i_mix(images: Tensor, order: Tensor, lam: Tensor, *, joint: Joint | None = N
         >>> mixed.targets[0].keys.tolist(), mixed.targets[0].shares.tolist()
         ([[0, 1], [1, 0]], [[1.0, 0.0], [0.75, 0.25]])
     """
-    joint = Joint.of(images) if joint is None else joint
+    first = 0 if joint is None else joint.offset
+    partners = (order[first : first + len(images)] - first).to(images.device, non_blocking=True)
+    others = images[partners] if joint is None else joint.exchange(order)
     lam = lam.to(images.device, torch.float64)
     own = torch.arange(len(images), device=images.device)
-    partners = order[joint.offset : joint.offset + len(images)] - joint.offset
-    partners = partners.to(images.device, non_blocking=True)
     target = Target(1.0, torch.stack([own, partners], dim=1), torch.stack([lam, 1 - lam], dim=1))
-    return Mixed(mixup(images, joint.exchange(order), lam), (target,))
+    return Mixed(mixup(images, others, lam), (target,))
 
 
 def un_mix(
@@ -244,10 +238,12 @@ def un_mix(
         >>> [(target.weight, target.keys[:, 0].tolist()) for target in mixed.targets]
         [(0.75, [0, 1, 2]), (0.25, [2, 1, 0])]
     """
-    joint = Joint.of(images) if joint is None else joint
     own = torch.arange(len(images), device=images.device)
-    partners = joint.total - 1 - 2 * joint.offset - own
-    others = joint.exchange(torch.arange(joint.total).flip(0))
+    if joint is None:
+        partners, others = own.flip(0), images.flip(0)
+    else:
+        partners = joint.total - 1 - 2 * joint.offset - own
+        others = joint.exchange(torch.arange(joint.total).flip(0))
     whole = torch.ones(len(images), 1, dtype=torch.float64, device=images.device)
     if box is None:  # λ is made on the device: copying it there would wait
         mixed = mixup(images, others, torch.full_like(whole[0], lam))
