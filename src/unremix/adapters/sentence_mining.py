@@ -115,14 +115,12 @@ def mine_hard_negatives(
         check_count("range_max", range_max, range_min + num_negatives, remedy)
     anchor_name, positive_name = _columns(dataset, anchor_column_name, positive_column_name)
     all_anchors, all_positives = list(dataset[anchor_name]), list(dataset[positive_name])
-    anchors = list(dict.fromkeys(all_anchors))
     texts = list(dict.fromkeys([*(corpus or ()), *all_positives]))
     row_of = {text: row for row, text in enumerate(texts)}
-    place = {text: number for number, text in enumerate(anchors)}
-    positives: list[list[int]] = [[] for _ in anchors]
+    rows_of: dict[str, dict[int, None]] = {anchor: {} for anchor in all_anchors}  # in their order
     for anchor, positive in zip(all_anchors, all_positives, strict=True):
-        if row_of[positive] not in positives[place[anchor]]:
-            positives[place[anchor]].append(row_of[positive])
+        rows_of[anchor][row_of[positive]] = None
+    anchors, positives = list(rows_of), [list(its) for its in rows_of.values()]
     folder = None if cache_folder is None else Path(cache_folder)
 
     def embed(what: Literal["query", "document"], some: list[str], **prompts: Any) -> Floats:
