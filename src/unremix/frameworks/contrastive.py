@@ -218,14 +218,14 @@ class Contrastive(Projecting):
         exchange = partial(exchange_rows, images, joint=joint)
         return self.mixing(images, keys, batch_key, Joint(joint.offset, joint.total, exchange))
 
-    def anchor_images(self, batch: Batch, view: int) -> Iterator[Tensor]:
+    def asked(self, batch: Batch, view: int) -> Iterator[tuple[Tensor, Mixed | None]]:
         """What of a view is embedded with gradient: itself, mixed, or both."""
         images = batch.views[view]
         if self.keeps_original:
-            yield images
+            yield images, None
         mixed = self.mixed(images, batch, view)
         if mixed is not None:
-            yield mixed.images
+            yield mixed.images, mixed
 
     def further(
         self, anchors: Embedded, batch: Batch, view: int = 0, mixed: Mixed | None = None

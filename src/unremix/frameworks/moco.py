@@ -124,7 +124,7 @@ class MoCo(Contrastive):
 
     def inputs(self, batch: Batch) -> tuple[Tensor, ...]:
         """The queries: the views as they are, mixed, or both."""
-        return tuple(images for asks, _ in self._ways for images in self.anchor_images(batch, asks))
+        return tuple(images for asks, _ in self._ways for images, _ in self.asked(batch, asks))
 
     def objective(self, embedded: Sequence[Embedded], batch: Batch) -> Tensor:
         """The loss of the queries against their keys and the queue."""
@@ -135,19 +135,14 @@ class MoCo(Contrastive):
             z, h = self.embed_keys(batch.views[answers], batch.batch_key + answers)
             keys, first = self._of_all(Views(z, h, batch.samples))
             self._fresh.append(keys)
-            if self.keeps_original:
-                query = next(queries)
-                extra = self.further(query, batch, asks)
-                losses.append(self._loss(query, keys, first, batch, extra))
-            mixed = self.mixed(batch.views[asks], batch, asks)
-            if mixed is not None:
+            for _, mixed in self.asked(batch, asks):
                 query = next(queries)
                 extra = self.further(query, batch, asks, mixed)
-                losses += [
-                    target.weight * self._loss(query, keys, first, batch, extra, target)
-                    for target in mixed.targets
-                    if target.weight
-                ]
+                for target in [None] if mixed is None else mixed.targets:
+                    weight = 1.0 if target is None else target.weight
+                    if weight:
+                        loss = self._loss(query, keys, first, batch, extra, target)
+                        losses.append(weight * loss)
         return torch.stack(losses).sum() / len(self._ways)
 
     def _of_all(self, keys: Views) -> tuple[Views, int]:

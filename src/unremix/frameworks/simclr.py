@@ -95,7 +95,7 @@ class SimCLR(Contrastive):
 
     def inputs(self, batch: Batch) -> tuple[Tensor, ...]:
         """The second views, then the first views: as they are, mixed, or both."""
-        return batch.views[1], *self.anchor_images(batch, 0)
+        return batch.views[1], *(images for images, _ in self.asked(batch, 0))
 
     def objective(self, embedded: Sequence[Embedded], batch: Batch) -> Tensor:
         """The loss of the views as they are, and of the mixed ones."""
