@@ -6,7 +6,6 @@ import math
 import posixpath
 import re
 import struct
-import zlib
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +16,7 @@ import numpy as np
 from unremix.domains.image.decoding import Array, Pixels
 from unremix.domains.image.pickles import read_pickle
 from unremix.domains.image.splits import ACCEPTED, ImageSplits, labeled, of_array
-from unremix.files.archives import Skipped, fill, open_maybe_packed, open_tar
+from unremix.files.archives import Skipped, Unusable, fill, open_maybe_packed, open_tar
 from unremix.files.bounds import allowance, shorten, sound
 from unremix.files.npz import read_arrays
 
@@ -169,29 +168,19 @@ def read_idx(name: str, files: Mapping[str, Path]) -> ImageSplits:
 
 def _idx_array(path: Path, dimensions: int) -> Pixels:
     """The array in an idx file of bytes, shape (n, H, W) or (n,)."""
-    try:
-        with open_maybe_packed(path, path.suffix == ".gz") as file:
-            magic = file.read(4)
-            shape = struct.unpack(f">{dimensions}I", file.read(4 * dimensions))
-            wanted = math.prod(shape)
-            problem = None
-            if magic != bytes((0, 0, 8, dimensions)):
-                problem = f"begins with {magic.hex()}"
-            elif wanted > allowance(path.stat().st_size):
-                problem = f"promises {wanted:,} bytes, too many for a file of its size"
-            else:
-                content = bytearray(wanted)
-                received = fill(file, content)
-                if received < wanted or file.read(1):
-                    problem = f"holds {'less' if received < wanted else 'more'} than it promises"
-    except (OSError, EOFError, zlib.error, struct.error) as error:
-        problem = f"cannot be read: {shorten(error)}"
-        shape = ()
-    if problem is not None:
-        raise ValueError(
-            f"expected an idx file of bytes in {dimensions} dimensions, got {path}, of shape "
-            f"{shape}, which {problem}; download it again"
-        )
+    expected = sound(f"an idx file of bytes in {dimensions} dimensions", path, "download it again")
+    with expected, open_maybe_packed(path, path.suffix == ".gz") as file:
+        magic, sizes = file.read(4), file.read(4 * dimensions)
+        if magic != bytes((0, 0, 8, dimensions)):
+            raise Unusable(f"it begins with {magic.hex()}")
+        shape = struct.unpack(f">{dimensions}I", sizes)
+        wanted = math.prod(shape)
+        if wanted > allowance(path.stat().st_size):
+            raise Unusable(f"{shape} promises {wanted:,} bytes, too many for a file of its size")
+        content = bytearray(wanted)
+        received = fill(file, content)
+        if received < wanted or file.read(1):
+            raise Unusable(f"it holds {'less' if received < wanted else 'more'} than {shape}")
     array = np.frombuffer(content, dtype=np.uint8).reshape(shape)
     if dimensions > 1:
         _check_pixels(array, str(path))
