@@ -104,7 +104,9 @@ def test_two_processes_in_automatic_precision(tmp_path: Path) -> None:
     trained = one.encoder().state_dict()
     for name, tensor in two.encoder().state_dict().items():
         moved = (trained[name] - untrained[name]).norm()
-        assert (tensor - trained[name]).norm() < 0.3 * moved  # Adam magnifies what rounding does to small gradients
+        assert (
+            tensor - trained[name]
+        ).norm() < 0.3 * moved  # Adam magnifies what rounding does to small gradients
 
 
 def written(run: Path) -> float:

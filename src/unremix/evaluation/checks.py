@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from unremix.core.checks import check_finite
+
 
 def checked_features(features: Tensor, name: str) -> Tensor:
     """The features (n, D), which an error calls ``name``, detached and in at least float32.
@@ -21,12 +23,7 @@ def checked_features(features: Tensor, name: str) -> Tensor:
         raise ValueError(
             f"expected {name} in floating point, got {features.dtype}; convert with .float()"
         )
-    broken = int((~features.isfinite()).any(dim=1).sum())
-    if broken:
-        raise ValueError(
-            f"expected finite {name}, got NaN or infinity in {broken} of {features.shape[0]} "
-            "rows; the encoder may have diverged: lower its learning rate"
-        )
+    check_finite(**{name: features})
     features = features.detach()
     # Half precision would tie many cosines that differ.
     return features if features.dtype == torch.float64 else features.float()

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from unremix.core.checks import check_count, check_positive
 from unremix.core.precision import noise, normalize
 from unremix.evaluation.checks import checked_features
 
@@ -201,11 +202,9 @@ def warnings_of(
         The embeddings have collapsed: all point almost the same way (spread 0.00, 1 is well
         spread). Lower the learning rate, raise the temperature or check the augmentation.
     """
-    if dimensions < 1 or (samples is not None and samples < 2):
-        raise ValueError(
-            "expected at least 1 dimension and 2 samples, "
-            f"got dimensions={dimensions}, samples={samples}"
-        )
+    check_positive(dimensions=dimensions)
+    if samples is not None:
+        check_count("samples", samples, 2, "measure more")
     problems = []
     collapsed = health.spread < COLLAPSED_SPREAD
     if collapsed:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from unremix.core.checks import check_number, check_positive
 from unremix.core.precision import normalize
 from unremix.evaluation.accuracy import Accuracy, top_accuracy
 from unremix.evaluation.checks import (
@@ -69,10 +70,8 @@ def knn_predict(
     """
     bank = checked_features(bank, "the bank")
     bank_labels = checked_labels(bank_labels, bank, "the bank's labels", num_classes=num_classes)
-    if k < 1:
-        raise ValueError(f"expected k of at least 1, got {k}")
-    if not temperature > 0:
-        raise ValueError(f"expected a positive temperature, got {temperature}")
+    check_positive(k=k)
+    check_number("temperature", temperature, above=0)
     leave_one_out = queries is None
     if leave_one_out and len(bank) < 2:
         raise ValueError("expected two samples or more, to leave one out, got one; pass queries")

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from unremix.core.checks import check_number, check_positive
 from unremix.evaluation.accuracy import Accuracy, top_accuracy
 from unremix.evaluation.checks import (
     check_same_size,
@@ -98,16 +99,9 @@ def linear_probe(
     num_classes = count_classes(y, "training labels")
     test = test.to(x)
     truth = checked_labels(test_labels, test, "the test labels", num_classes=num_classes)
-    if epochs < 1 or batch_size < 1:
-        raise ValueError(
-            "expected at least 1 epoch and 1 sample per batch, "
-            f"got epochs={epochs}, batch_size={batch_size}"
-        )
-    if not lr > 0 or not weight_decay >= 0:
-        raise ValueError(
-            "expected a positive learning rate and a weight decay of at least 0, "
-            f"got lr={lr}, weight_decay={weight_decay}"
-        )
+    check_positive(epochs=epochs, batch_size=batch_size)
+    check_number("lr", lr, above=0)
+    check_number("weight_decay", weight_decay, least=0)
 
     generator = torch.Generator().manual_seed(seed)  # on the CPU: the same draws for every device
     size = x.shape[1]

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean, stdev
 
+from unremix.core.checks import check_number
+
 
 @dataclass(frozen=True)
 class Summary:
@@ -94,8 +96,7 @@ def paired_difference(
             f"expected as many values as of the reference, got {len(values)} and "
             f"{len(reference)}; pair them by seed first"
         )
-    if not 0 < confidence < 1:
-        raise ValueError(f"expected a confidence between 0 and 1, got {confidence}")
+    check_number("confidence", confidence, above=0, below=1)
     differences = [x - y for x, y in zip(_checked(values), _checked(reference), strict=True)]
     summary = summarize(differences)
     size = max(abs(value) for value in (*values, *reference))

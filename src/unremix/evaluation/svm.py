@@ -15,6 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from unremix.core.checks import check_choice, check_count, check_positive
 from unremix.evaluation.checks import checked_features, checked_labels, count_classes
 from unremix.evaluation.nested import Labels, Split, cross_validate, stratified
 
@@ -95,7 +96,7 @@ def plan_folds(
         The folds, which samples are in them, and what to report about both.
 
     Raises:
-        ValueError: For fewer than two outer folds.
+        ValueError: For fewer than two outer or inner folds.
 
     Example:
         >>> plan = plan_folds(torch.tensor([0] * 12 + [1] * 4 + [2]))
@@ -104,8 +105,8 @@ def plan_folds(
         >>> print(plan.notes[0])
         1 of 3 classes have fewer than 3 samples: 1 of 17 samples left out of the evaluation
     """
-    if folds < 2:
-        raise ValueError(f"expected at least 2 folds, got {folds}")
+    check_count("folds", folds, 2, "10 are usual")
+    check_count("inner_folds", inner_folds, 2, "5 are usual")
     sizes = labels.bincount()
     present = int((sizes > 0).sum())
     least = next(size for size in count(1) if _trained_on(size, folds) >= 2)
@@ -210,13 +211,11 @@ def svm_accuracy(
     features = checked_features(features, "the features")
     labels = checked_labels(labels, features, "the labels")
     count_classes(labels, "labels")
-    grid = _checked_grid(C, kernel)
-    for name, value, least in (
-        ("folds", folds, 2), ("inner_folds", inner_folds, 2), ("repeats", repeats, 1),
-        ("jobs", 1 if jobs is None else jobs, 1),
-    ):  # fmt: skip
-        if value < least:
-            raise ValueError(f"expected {name} of at least {least}, got {value}")
+    check_choice("kernel", kernel, tuple(_DESCRIBED))
+    grid = tuple(sorted(float(value) for value in C))
+    if not grid or not 0 < grid[0] <= grid[-1] < float("inf"):
+        raise ValueError(f"expected at least one C, all of them positive numbers, got {tuple(C)}")
+    check_positive(repeats=repeats, jobs=jobs)
     x: Floats = features.double().cpu().numpy()
     y: Labels = labels.cpu().numpy()
     plan = plan_folds(labels, folds=folds, inner_folds=inner_folds)
@@ -234,7 +233,8 @@ def svm_accuracy(
         for split in stratified(y, outer, repeat)
     ]
     splits, seeds = zip(*parts, strict=True)
-    total, results, unfinished = len(splits) * (inner + 1), 0, 0
+    total = len(splits) * (inner + 1)
+    early: list[int] = []  # fits of each fold done that have not converged
     # libsvm runs without the interpreter's lock, and a thread needs no second copy of anything. One
     # thread of BLAS per fold: the folds keep the processors busy. scikit-learn's own warnings would
     # come by the hundred; the fits that stopped early are counted instead.
@@ -246,15 +246,13 @@ def svm_accuracy(
         warnings.simplefilter("ignore", ConvergenceWarning)
 
         def predict(splits: Sequence[Split], grids: Sequence[Sequence[float]]) -> list[Labels]:
-            nonlocal results, unfinished
             predictions = []
-            for predicted, early in pool.map(
-                partial(_predict, x, y, kernel, standardize), splits, grids
-            ):
+            fit = partial(_predict, x, y, kernel, standardize)
+            for predicted, unfinished in pool.map(fit, splits, grids):
                 predictions.append(predicted)
-                results, unfinished = results + 1, unfinished + early
+                early.append(unfinished)
                 if progress is not None:
-                    progress(results, total)
+                    progress(len(early), total)
             return predictions
 
         nested = cross_validate(y, splits, seeds, folds=inner, grid=grid, predict=predict)
@@ -262,9 +260,9 @@ def svm_accuracy(
         float(np.mean(predicted == y[test]))
         for predicted, (_, test) in zip(nested.predictions, splits, strict=True)
     )
-    if unfinished:
+    if sum(early):
         warnings.warn(
-            f"{unfinished} of {len(parts) * (inner * len(grid) + 1)} fits stopped after "
+            f"{sum(early)} of {len(parts) * (inner * len(grid) + 1)} fits stopped after "
             f"{MAX_ITERATIONS} iterations without having converged; leave out the largest C, or "
             "standardize the features",
             stacklevel=2,
@@ -292,17 +290,6 @@ def svm_accuracy(
             "reported": "mean and standard deviation (divided by n) over all outer folds",
         },
     )
-
-
-def _checked_grid(candidates: Sequence[float], kernel: str) -> tuple[float, ...]:
-    if kernel not in _DESCRIBED:
-        raise ValueError(f"expected kernel among {', '.join(_DESCRIBED)}, got {kernel!r}")
-    grid = tuple(sorted(float(value) for value in candidates))
-    if not grid or not 0 < grid[0] <= grid[-1] < float("inf"):
-        raise ValueError(
-            f"expected at least one C, all of them positive numbers, got {tuple(candidates)}"
-        )
-    return grid
 
 
 def _predict(
