@@ -56,8 +56,8 @@ def make_plane() -> Plane:
     return Plane(first, first + JITTER * noise, classes, anchor)
 
 
-def orders_of(plane: Plane) -> dict[str, Tensor]:
-    """The negatives of every point in the order of each way of choosing them, each (N, N - 1)."""
+def picks_of(plane: Plane) -> dict[str, Tensor]:
+    """The negatives that each way of choosing them picks for every point, each (N, PICKS)."""
     importance = unremix.importance(plane.first, plane.second, layout="one-way")
     generator = torch.Generator().manual_seed(0)
     ways = {
@@ -68,7 +68,7 @@ def orders_of(plane: Plane) -> dict[str, Tensor]:
     return {
         name: scores.masked_fill(~importance.negatives, -torch.inf)
         .sort(dim=1, descending=True)
-        .indices[:, :-1]
+        .indices[:, :PICKS]
         for name, scores in ways.items()
     }
 
@@ -76,23 +76,20 @@ def orders_of(plane: Plane) -> dict[str, Tensor]:
 MARKERS = ("^", "P", "p")
 
 
-def _draw(axes: Axes, plane: Plane, picks: list[int]) -> None:
-    for number, marker in enumerate(MARKERS):
-        own = plane.labels == number
-        axes.scatter(
-            plane.first[own, 0], plane.first[own, 1], marker=marker, s=26, color=GRAYS[2],
-            edgecolors=GRAYS[0], linewidths=0.5, label=f"digit {DIGITS[number]}",
-        )  # fmt: skip
-    for which, points, color, name in (
-        (picks, plane.second, VERMILION, "picked negatives"),
-        ([plane.anchor], plane.second, GREEN, "positive"),
-        ([plane.anchor], plane.first, ORANGE, "anchor"),
+def _draw(axes: Axes, plane: Plane, picks: Tensor) -> None:
+    anchor, every = torch.tensor([plane.anchor]), torch.arange(len(plane.labels))
+    for which, points, name, size, color, edge in (
+        (every, plane.first, "", 26, GRAYS[2], GRAYS[0]),
+        (picks, plane.second, "picked negatives", 64, VERMILION, "black"),
+        (anchor, plane.second, "positive", 64, GREEN, "black"),
+        (anchor, plane.first, "anchor", 64, ORANGE, "black"),
     ):
-        for place, one in enumerate(which):
+        for digit, marker in enumerate(MARKERS):
+            own = which[plane.labels[which] == digit]
             axes.scatter(
-                float(points[one, 0]), float(points[one, 1]), s=64, color=color,
-                marker=MARKERS[int(plane.labels[one])], edgecolors="black", linewidths=0.6,
-                label="" if place else name, zorder=3,
+                points[own, 0], points[own, 1], size, color, marker, edgecolors=edge,
+                linewidths=0.6, zorder=3 if name else 1,
+                label=(name or f"digit {DIGITS[digit]}") * bool(len(own)),
             )  # fmt: skip
     axes.plot(0, 0, "+", color=BLUE, ms=7, label="origin")
     axes.set(xticks=[], yticks=[])
@@ -101,27 +98,23 @@ def _draw(axes: Axes, plane: Plane, picks: list[int]) -> None:
 def make_illustration(setting: Setting) -> Made:
     """Three panels: random, similarity, UnReMix."""
     plane = make_plane()
-    orders = orders_of(plane)
-    picks = {name: order[plane.anchor, :PICKS].tolist() for name, order in orders.items()}
+    everywhere = picks_of(plane)
     figure = Figure(figsize=(PAGE, 2.7), layout="constrained")
     drawn = figure.subplots(1, 3, sharex=True, sharey=True)
     lines, records = [], []
-    own = int(plane.labels[plane.anchor])
-    for axes, (name, chosen) in zip(drawn, picks.items(), strict=True):
+    for axes, (name, picks) in zip(drawn, everywhere.items(), strict=True):
+        chosen = picks[plane.anchor]
         _draw(axes, plane, chosen)
         axes.set_title(name)
-        classes = [int(plane.labels[one]) for one in chosen]
-        false = sum(one == own for one in classes)
-        top = plane.labels[orders[name][:, :PICKS]]  # (N, PICKS)
-        share = (top == plane.labels[:, None]).float().mean()
-        lines.append(
-            [name, f"{false} of {PICKS}", str(len(set(classes) - {own})), f"{100 * share:.0f} %"]
-        )
+        classes = plane.labels[chosen].tolist()
+        own = int(plane.labels[plane.anchor])
+        share = (plane.labels[picks] == plane.labels[:, None]).float().mean()
+        false, others = classes.count(own), len({*classes} - {own})
+        lines.append([name, f"{false} of {PICKS}", str(others), f"{100 * share:.0f} %"])
         records += [
-            {"way": name, "place": place, "point": one, "digit": DIGITS[int(plane.labels[one])]}
-            for place, one in enumerate(chosen)
+            {"way": name, "place": place, "point": one, "digit": DIGITS[classes[place]]}
+            for place, one in enumerate(chosen.tolist())
         ]
-    everywhere = {name: order[:, :PICKS].tolist() for name, order in orders.items()}
     add_legend(figure)
     headings = ["way", "of the anchor's class", "distinct other classes", "same class, all anchors"]
     return Made(
@@ -133,7 +126,7 @@ def make_illustration(setting: Setting) -> Made:
             "second": plane.second.tolist(),
             "labels": plane.labels.tolist(),
             "anchor": plane.anchor,
-            "picks": picks,
-            "everywhere": everywhere,
+            "picks": {name: picks[plane.anchor].tolist() for name, picks in everywhere.items()},
+            "everywhere": {name: picks.tolist() for name, picks in everywhere.items()},
         },
     )
