@@ -87,7 +87,7 @@ def _draw(axes: Axes, plane: Plane, picks: Tensor) -> None:
         for digit, marker in enumerate(MARKERS):
             own = which[plane.labels[which] == digit]
             axes.scatter(
-                points[own, 0], points[own, 1], size, color, marker, edgecolors=edge,
+                points[own, 0], points[own, 1], size, color, marker=marker, edgecolors=edge,
                 linewidths=0.6, zorder=3 if name else 1,
                 label=(name or f"digit {DIGITS[digit]}") * bool(len(own)),
             )  # fmt: skip
