@@ -11,7 +11,6 @@ import numpy as np
 import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 from torch import Tensor
 
 from unremix.audit import audit
@@ -84,13 +83,9 @@ def anchors_of(labels: Tensor, count: int) -> list[int]:
         >>> anchors_of(torch.tensor([3, 3, 1, 3, 1]), 3)
         [0, 2, 1]
     """
-    seen: set[int] = set()
-    first: list[int] = []
-    others: list[int] = []
-    for number, label in enumerate(labels.tolist()):
-        (others if label in seen else first).append(number)
-        seen.add(label)
-    return (first + others)[:count]
+    numbered = list(enumerate(labels.tolist()))
+    first = sorted({label: number for number, label in reversed(numbered)}.values())
+    return (first + [number for number, _ in numbered if number not in first])[:count]
 
 
 def heaviest(importance: Importance, anchor: int, count: int) -> list[int]:
@@ -162,11 +157,10 @@ def make_gallery(setting: Setting) -> Made:
                             "frame": frame,
                         }
                     )  # fmt: skip
-        handles = [
-            Line2D([], [], color=color, linestyle="--" if frame == REDUNDANT else "-", label=frame)
-            for frame, color in FRAMES.items()
-        ]
-        figure.legend(handles=handles, loc="outside lower center", ncols=len(handles))
+        for frame, color in FRAMES.items():
+            dash = "--" if frame == REDUNDANT else "-"
+            drawn[0, 0].plot([], [], dash, color=color, lw=2, label=frame)
+        add_legend(figure)
         figures[f"{setting.experiment.name}-{source.slug}"] = figure
         for name, importance in importances.items():
             every = range(len(importance.weights))
