@@ -238,17 +238,12 @@ def _run(settings: Sequence[Setting], laboratory: Laboratory, command: str) -> i
                 written[name] = False
                 laboratory.say(f"{name} is left out: {error}")
 
-    if missing := list({job.name: job for one in settings for job in one.unmade}.values()):
+    if missing := {job.name: job for one in settings for job in one.unmade}:
         costs = _known_costs(jobs, laboratory)
-        known = [costs[_alike(job)] for job in missing if _alike(job) in costs]
-        others = len(missing) - len(known)
-        cost = f"about {roughly(sum(known))} of computing in all" * bool(known)
-        if others:
-            cost += (
-                f", {others} of them not counted: --dry_run estimates those"
-                if known
-                else ("--dry_run estimates the time")
-            )
+        known = [costs[_alike(job)] for job in missing.values() if _alike(job) in costs]
+        cost = f"about {roughly(sum(known))} of computing in all"
+        if len(known) < len(missing):
+            cost = "--dry_run estimates the time"
         laboratory.say(f"{counted(len(missing), 'run')} to do, {cost}")
     try:
         if jobs:
