@@ -60,13 +60,13 @@ def logistic() -> None:
         def own(x: torch.Tensor = x, y: torch.Tensor = y) -> None:
             nested_folds(x, y, seed=0, folds=10, strengths=NESTED)
 
-        started = time.perf_counter()
+        started = time.process_time()
         own()
-        ours = time.perf_counter() - started
-        started = time.perf_counter()
+        ours = time.process_time() - started
+        started = time.process_time()
         model = LogisticRegression(max_iter=1000)
         GridSearchCV(model, {"C": NESTED}, cv=splits).fit(x[train].numpy(), y[train].numpy())
-        theirs = 10 * (time.perf_counter() - started)
+        theirs = 10 * (time.process_time() - started)
         what = f"logistic, {count} samples of {size} features, nested 10 folds"
         print(f"{what}: {ours:.1f} s against {theirs:.1f} s, {theirs / ours:.2f} times", flush=True)
 

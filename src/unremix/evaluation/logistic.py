@@ -5,8 +5,9 @@ strongly they are penalized. Their weights are columns of one matrix here, so an
 of them is two matrix products.
 
 Measured on one thread for the nested 10 folds of SentEval's CR (3775 samples), scikit-learn's
-``GridSearchCV`` over ``LogisticRegression`` takes 7.0 times as long with 600 features and 5.2 times
-with 2400: ``python benchmarks/handwork.py logistic``.
+``GridSearchCV`` over ``LogisticRegression`` takes 4.7 times as long with 600 features and 4.2 times
+with 2400 (``python benchmarks/handwork.py logistic``), and its fits, which stop earlier, predict
+0.2 % of the samples differently from the optimum.
 """
 
 from __future__ import annotations
