@@ -12,6 +12,7 @@ import json
 import os
 import warnings
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
@@ -24,7 +25,7 @@ from unremix.cluster.ray_engine import connect, node_resources, ray_map
 from unremix.domains.base import DOMAINS, Piece
 from unremix.files.archives import Skipped, name_some
 from unremix.files.fingerprint import fingerprint
-from unremix.files.remote import file_system, is_url, persist, read_place, write_place
+from unremix.files.remote import is_url, list_files, read_place, write_place
 from unremix.mining.embeddings import PLAN
 from unremix.training.checkpoints import digest_of
 from unremix.training.embedding import arrays_of, parquet_table
@@ -61,17 +62,9 @@ def name_of_part(number: int) -> str:
 
 def _names_in(folder: str) -> set[str]:
     """The names of the files in a folder, local or behind a URL; none if there is no folder."""
-    if not is_url(folder):
-        return set(os.listdir(folder)) if os.path.isdir(folder) else set()
-    files, path = file_system(folder)
-
-    def listed() -> set[str]:
-        try:
-            return {name.rpartition("/")[2] for name in files.ls(path, detail=False)}
-        except FileNotFoundError:
-            return set()
-
-    return persist(folder, listed)
+    with suppress(FileNotFoundError, NotADirectoryError):
+        return {name for name, _ in list_files(folder)} if is_url(folder) else {*os.listdir(folder)}
+    return set()
 
 
 def _writer(
