@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
+from unremix.console.values import check_types
 from unremix.evaluation.card import judged, measures_of
 from unremix.experiments.plan import Job, train_command
 from unremix.files.atomic_files import append_json, check_name, read_text, refuse_link
@@ -166,18 +167,13 @@ def _read(line: str) -> Record:
         AttributeError, KeyError, TypeError, ValueError: If the line is not a record.
     """
     values = json.loads(line)
-    cost, loss = values.get("cpu_seconds"), values["loss"]
-    measures = [one for result in values["results"].values() for one in result.values()]
-    sound = (
-        isinstance(values["epochs"], int)
-        and (loss is None or isinstance(loss, int | float))
-        and (cost is None or (isinstance(cost, int | float) and 0 <= cost < math.inf))
-        and all(isinstance(one["value"], int | float) for one in measures)
-    )
-    if not sound:
+    record = Record(**{name: values[name] for name in FIELDS if values.get(name) is not None})
+    check_types(record)
+    measures = (one for result in values["results"].values() for one in result.values())
+    sound = all(isinstance(one["value"], int | float) for one in measures)
+    if not sound or record.epochs is None or not 0 <= (record.cpu_seconds or 0) < math.inf:
         raise TypeError("other values than a run's")
-    known = {name: values[name] for name in FIELDS if values.get(name) is not None}
-    return Record(**known)
+    return record
 
 
 class Results:
