@@ -18,7 +18,7 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadgro
 export COVERAGE_CORE := $(shell $(PYTHON) -c 'import sys; print("sysmon" if sys.version_info >= (3, 12) else "ctrace")')
 
 .DEFAULT_GOAL := help
-.PHONY: help setup browser demo test test-slow test-all test-gpu torture check format docs package size gallery tutorials bench clean setup-peers test-peers setup-cluster test-cluster bench-cluster
+.PHONY: help setup browser demo test test-slow test-all test-lowest test-gpu torture check format docs package size gallery tutorials bench clean setup-peers test-peers setup-cluster test-cluster bench-cluster
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -52,6 +52,20 @@ test-slow: $(STAMP) ## Run the slow tests, then judge the coverage of `make test
 test-all: ## Run every test with the coverage threshold
 	$(MAKE) test
 	$(MAKE) test-slow
+
+# Python 3.10 and 3.13 where they are found: beside the lowest torch, the oldest and the newest Python.
+PYTHONS := $(foreach version,3.10 3.13,$(firstword $(wildcard $(HOME)/.pyenv/versions/$(version).*/bin/python /usr/bin/python$(version) /usr/local/bin/python$(version) /opt/hostedtoolcache/Python/$(version).*/x64/bin/python)))
+LOWEST  := .venv-lowest
+
+test-lowest: ## Run the fast tests of the losses with the lowest torch allowed, on Python 3.10 and 3.13 where found
+	@[ -n "$(strip $(PYTHONS))" ] || echo "Found neither Python 3.10 nor 3.13: nothing is tested."
+	for python in $(PYTHONS); do \
+		echo "$$python" && rm -rf $(LOWEST) && "$$python" -m venv $(LOWEST) && \
+		$(LOWEST)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints-lowest.txt -e . \
+			hypothesis numpy pytest pytest-timeout pyyaml scipy setuptools && \
+		OMP_NUM_THREADS=1 $(LOWEST)/bin/python -m pytest -q -p no:cacheprovider tests/core tests/test_losses.py \
+			-m "not slow" --ignore tests/core/test_gather.py || exit 1; \
+	done
 
 test-gpu: $(STAMP) ## Run the tests that need a GPU; without one they are skipped and say so
 	$(BIN)/python -m pytest tests/gpu -rs
@@ -131,5 +145,5 @@ bench-cluster: $(CLUSTER_STAMP) ## Time data from S3 against the disk, and embed
 	$(BIN)/python benchmarks/cluster.py
 
 clean: ## Remove what the other targets made, .venv included
-	rm -rf .venv .venv-peers site dist runs docs/gallery .coverage .coverage.* .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-peers .venv-lowest site dist runs docs/gallery .coverage .coverage.* .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
