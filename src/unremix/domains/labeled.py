@@ -24,13 +24,14 @@ from unremix.domains.sample import Sample, two_view_sample
 from unremix.domains.sampling import permuted
 from unremix.evaluation.accuracy import Accuracy, top_accuracy
 from unremix.evaluation.auditing import audit_columns, gradient_columns
-from unremix.evaluation.health import Health, health, warnings_of
-from unremix.evaluation.knn import knn_predict, usual_neighbors
+from unremix.evaluation.health import Health, effective_rank, health, warnings_of
+from unremix.evaluation.knn import knn_predict, leave_one_out_knn, usual_neighbors
 from unremix.evaluation.linear import TOP, linear_probe
 from unremix.frameworks.base import Framework, Projecting
 from unremix.losses import TwoViewLoss
 
 MOST_NEIGHBORS = 200
+FEW_NEIGHBORS = 20  # where one is left out; kNN on a handful of samples per class is noise
 WATCHED = 256  # training samples on which the health of the embeddings is measured
 HELD_OUT = 0.2  # share of the labeled samples that the probe is tested on without a test split
 
@@ -78,6 +79,48 @@ def measure_knn(encode: Encode, encoder: nn.Module, data: Any, config: TrainConf
     train = encode(encoder, data.train)
     test = None if data.test is None else encode(encoder, data.test)
     return top_accuracy(*_neighbor_shares(train, test, data, config))
+
+
+def leave_one_out(features: Tensor, labels: Tensor, config: TrainConfig) -> Accuracy:
+    """kNN accuracy of samples with features (n, F) and labels (n,), leaving one out."""
+    _, labels = labels.unique(return_inverse=True)
+    k = config.knn_k or usual_neighbors(labels, FEW_NEIGHBORS)
+    return leave_one_out_knn(features, labels, k=k, temperature=config.knn_temperature)
+
+
+@dataclass
+class FeatureObserver:
+    """Measures an encoder's features after an epoch; warns, once, if they use few dimensions.
+
+    Args:
+        features: Of an encoder, shape (n, F), with the class of each, shape (n,), or None.
+        config: Options of the run.
+        say: Shows a message.
+        least: Dimensions that should be in use.
+        warning: What to say of fewer; ``{rank}`` stands for their number.
+        always: Whether to measure after every epoch, or only about ten times.
+    """
+
+    features: Callable[[nn.Module], tuple[Tensor, Tensor | None]]
+    config: TrainConfig
+    say: Callable[[str], None]
+    least: float
+    warning: str
+    always: bool = False
+    said: bool = False
+
+    def __call__(self, model: Framework, epoch: int) -> dict[str, float]:
+        """The measurements after an epoch."""
+        if not (self.always or self.config.evaluates_after(epoch)):
+            return {}
+        features, labels = self.features(model.encoder)
+        row = {"effective_rank": effective_rank(features)}
+        if row["effective_rank"] < self.least and not self.said:
+            self.said = True
+            self.say(self.warning.format(rank=f"{row['effective_rank']:.1f}"))
+        if labels is not None and len(labels.unique()) > 1:
+            row["knn"] = leave_one_out(features, labels, self.config).value
+        return row
 
 
 class LabeledObserver:

@@ -50,7 +50,7 @@ DOMAIN = Domain(
     features=model.features,
     cut=model.cut,
     architecture=("hidden", "layers"),
-    observe=measure.GraphObserver,
+    observe=measure.observe,
     evaluate=measure.evaluate,
     sample=show.sample,
 )

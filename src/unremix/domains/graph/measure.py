@@ -16,17 +16,11 @@ from unremix.domains.card import begin_card
 from unremix.domains.graph.dataset import GraphData
 from unremix.domains.graph.model import GraphShape, graph_features
 from unremix.domains.graph.store import GraphStore
+from unremix.domains.labeled import FeatureObserver, leave_one_out
 from unremix.domains.options import TrainConfig
-from unremix.evaluation.accuracy import Accuracy
 from unremix.evaluation.cache import cached
 from unremix.evaluation.card import label_of
-from unremix.evaluation.health import effective_rank
-from unremix.evaluation.knn import leave_one_out_knn, usual_neighbors
 from unremix.evaluation.svm import FoldPlan, plan_folds, svm_accuracy
-from unremix.frameworks.base import Framework
-
-# kNN on a handful of graphs per class is noise; a fifth of a class, at most 20, is not.
-MOST_NEIGHBORS = 20
 
 
 def plan_evaluation(data: GraphData, config: TrainConfig) -> FoldPlan | None:
@@ -43,43 +37,23 @@ def plan_evaluation(data: GraphData, config: TrainConfig) -> FoldPlan | None:
     return plan
 
 
-def measure_knn(features: Tensor, labels: Tensor, config: TrainConfig) -> Accuracy:
-    """kNN accuracy of graphs with features (G, F) and labels (G,), leaving one out."""
-    k = config.knn_k or usual_neighbors(labels, MOST_NEIGHBORS)
-    return leave_one_out_knn(features, labels, k=k, temperature=config.knn_temperature)
-
-
-class GraphObserver:
-    """Measures an encoder; warns at once of what evaluation will leave out.
-
-    It is what :class:`unremix.domains.base.Domain` calls an observer.
-    """
-
-    def __init__(
-        self, data: GraphData, shape: GraphShape, config: TrainConfig, say: Callable[[str], None]
-    ) -> None:
-        self.data = data
-        self.config = config
-        self.say = say
-        self.said = False
-        plan = plan_evaluation(data, config)
-        self.labels = data.train.labels if plan is not None and plan.outer else None
-
-    def __call__(self, model: Framework, epoch: int) -> dict[str, float]:
-        """The measurements after an epoch; those that cost something, about ten times in all."""
-        if not self.config.evaluates_after(epoch):
-            return {}
-        features = graph_features(model.encoder, self.data.train.store)
-        row = {"effective_rank": effective_rank(features)}
-        if not row["effective_rank"] and not self.said:
-            self.said = True
-            self.say(
-                "The embeddings have collapsed: all graphs have the same. Where the graphs differ, "
-                "lower --lr; node features of very different sizes need scaling first."
-            )
-        if self.labels is not None:
-            row["knn"] = measure_knn(features, self.labels, self.config).value
-        return row
+def observe(
+    data: GraphData, shape: GraphShape, config: TrainConfig, say: Callable[[str], None]
+) -> FeatureObserver:
+    """What is measured at an epoch's end; warns at once of what evaluation will leave out."""
+    plan = plan_evaluation(data, config)
+    labels = data.train.labels if plan is not None and plan.outer else None
+    warning = (
+        "The embeddings have collapsed: all graphs have the same. Where the graphs differ, "
+        "lower --lr; node features of very different sizes need scaling first."
+    )
+    return FeatureObserver(
+        lambda encoder: (graph_features(encoder, data.train.store), labels),
+        config,
+        say,
+        least=1,
+        warning=warning,
+    )
 
 
 def summed_features(store: GraphStore) -> Tensor:
@@ -162,7 +136,7 @@ def evaluate(
     }
     # What the curve of the epochs is compared with; the classifiers below are the measurement.
     card["monitored"] = {
-        kind: asdict(measure_knn(features, labels, config)) for kind, features in found.items()
+        kind: asdict(leave_one_out(features, labels, config)) for kind, features in found.items()
     }
     card["results"] = {}
     for kind, features in found.items():

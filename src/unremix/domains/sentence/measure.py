@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from unremix.domains.base import Measuring, Trained
 from unremix.domains.card import begin_card
+from unremix.domains.labeled import FeatureObserver, leave_one_out
 from unremix.domains.options import TrainConfig
 from unremix.domains.sentence import senteval
 from unremix.domains.sentence.corpus import EncodedCorpus
@@ -27,59 +28,33 @@ from unremix.domains.sentence.tokens import Numbering
 from unremix.domains.sentence.word_vectors import check_expansion, load_word_vectors
 from unremix.evaluation.cache import cached
 from unremix.evaluation.health import effective_rank
-from unremix.evaluation.knn import leave_one_out_knn, usual_neighbors
-from unremix.frameworks.base import Framework
 
-MOST_NEIGHBORS = 20
 WATCHED = 2000  # sentences that are measured at an epoch's end
 
 
-def _topic_knn(features: Tensor, documents: Tensor, config: TrainConfig) -> dict[str, Any]:
-    """Whether the nearest sentences are of the same topic, leaving one out."""
-    _, labels = documents.unique(return_inverse=True)
-    k = config.knn_k or usual_neighbors(labels, MOST_NEIGHBORS)
-    found = leave_one_out_knn(features, labels, k=k, temperature=config.knn_temperature)
-    return asdict(found)
+def observe(
+    data: EncodedCorpus, shape: AnyShape, config: TrainConfig, say: Callable[[str], None]
+) -> FeatureObserver:
+    """What is measured at an epoch's end; says what becomes of files of word vectors."""
+    given, expand = config.own.word_vectors, config.own.expand
+    known = shape if isinstance(shape, SentenceShape) else None
+    if given is not None and known is not None:
+        count = int(load_word_vectors(given, known.vocabulary)[1].sum())
+        say(f"{given} has {count:,} of the {len(known.words):,} words; others start at random.")
+    if expand is not None and known is not None:  # before, not after hours of training
+        shared = check_expansion(expand, known.vocabulary)
+        say(f"Further words will be known by a map fitted on the {shared:,} words of {expand}.")
 
+    def watched(encoder: nn.Module) -> tuple[Tensor, Tensor | None]:
+        features, documents = corpus_features(encoder, data, WATCHED)
+        return features, None if data.topics is None else documents
 
-class SentenceObserver:
-    """Measures an encoder; it is what :class:`unremix.domains.base.Domain` calls an observer."""
-
-    def __init__(
-        self,
-        data: EncodedCorpus,
-        shape: AnyShape,
-        config: TrainConfig,
-        say: Callable[[str], None],
-    ) -> None:
-        given, expand = config.own.word_vectors, config.own.expand
-        known = shape if isinstance(shape, SentenceShape) else None
-        if given is not None and known is not None:
-            count = int(load_word_vectors(given, known.vocabulary)[1].sum())
-            say(f"{given} has {count:,} of the {len(known.words):,} words; others start at random.")
-        if expand is not None and known is not None:  # before, not after hours of training
-            shared = check_expansion(expand, known.vocabulary)
-            say(f"Further words will be known by a map fitted on the {shared:,} words of {expand}.")
-        self.data = data
-        self.config = config
-        self.say = say
-        self.said = False
-
-    def __call__(self, model: Framework, epoch: int) -> dict[str, float]:
-        """The measurements after an epoch."""
-        features, documents = corpus_features(model.encoder, self.data, WATCHED)
-        row = {"effective_rank": effective_rank(features)}
-        if row["effective_rank"] < 2 and not self.said:
-            self.said = True
-            self.say(
-                f"The embeddings use hardly more than one dimension (effective rank "
-                f"{row['effective_rank']:.1f}). Early in training that is usual: train on more "
-                "text or for more --epochs. If the loss has long stopped falling, they have "
-                "collapsed: lower --lr."
-            )
-        if self.data.topics is not None and len(documents.unique()) > 1:
-            row["knn"] = _topic_knn(features, documents, self.config)["value"]
-        return row
+    warning = (
+        "The embeddings use hardly more than one dimension (effective rank {rank}). Early in "
+        "training that is usual: train on more text or for more --epochs. If the loss has long "
+        "stopped falling, they have collapsed: lower --lr."
+    )
+    return FeatureObserver(watched, config, say, least=2, warning=warning, always=True)
 
 
 def _measure(
@@ -95,7 +70,7 @@ def _measure(
     if data.topics is not None:
         features, documents = corpus_features(encoder, data)
         result["features"] = features.shape[1]
-        result["knn"] = _topic_knn(features, documents, config)
+        result["knn"] = asdict(leave_one_out(features, documents, config))
     if folder is not None:
         found = senteval.evaluate(
             lambda texts: encode_texts(encoder, texts, vocabulary, max_length=config.own.length),
@@ -163,7 +138,7 @@ def evaluate(
         if data.topics is not None:
             features, documents = corpus_features(encoder, data, WATCHED)
             if len(documents.unique()) > 1:
-                monitored[kind] = _topic_knn(features, documents, config)
+                monitored[kind] = asdict(leave_one_out(features, documents, config))
     if monitored:
         card["monitored"] = monitored  # what the curve of the epochs is compared with
     if data.topics is not None:
