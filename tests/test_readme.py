@@ -141,7 +141,10 @@ def test_a_command_of_the_readme_works(
     write_books(tmp_path / "books")
     write_table(tmp_path / "table.csv")
     (tmp_path / "tiny_nets.py").write_text(NET)
-    words = [READY if word.startswith("efficientnet_lite_pytorch:") else word for word in shlex.split(command)[1:]]
+    words = [
+        READY if word.startswith("efficientnet_lite_pytorch:") else word
+        for word in shlex.split(command)[1:]
+    ]
     words += BRIEF[words[0]]
     if "photos" in words and words[0] != "explore":
         words += BRIEF_IMAGES

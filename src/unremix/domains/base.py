@@ -337,12 +337,12 @@ def refuse_other_kinds(source: str, name: str) -> None:
     Raises:
         ValueError: If another one recognizes it.
     """
-    for other in DOMAINS.values():
-        if other.name != name and other.recognizes(source):
-            raise ValueError(
-                f"expected {find_domain(name).unit}, got {source}, which looks like {other.name} "
-                f"data; add --domain {other.name}"
-            )
+    others = [one.name for one in DOMAINS.values() if one.name != name and one.recognizes(source)]
+    if others:
+        raise ValueError(
+            f"expected {find_domain(name).unit}, got {source}, which looks like "
+            f"{' or '.join(others)} data; add {' or '.join(f'--domain {one}' for one in others)}"
+        )
 
 
 def make_batch(

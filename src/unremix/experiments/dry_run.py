@@ -324,7 +324,7 @@ def rows_of(cost: Estimate, config: TrainConfig, unit: str) -> dict[str, str]:
     return {
         unit: f"{cost.samples:,}, {config.batch_size} a step",
         "steps per epoch": f"{cost.steps_per_epoch:,}",
-        "steps in all": f"{cost.steps:,} ({cost.epochs} epochs{until})",
+        "steps in all": f"{cost.steps:,} ({counted(cost.epochs, 'epoch')}{until})",
         "parameters": ", ".join(f"{name} {n:,}" for name, n in cost.parameters.items() if n),
         "memory of a step": amount(cost.memory) + scaled,
         "checkpoint": amount(cost.checkpoint),

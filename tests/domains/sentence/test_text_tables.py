@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+import unremix
+from unremix.domains.sentence import text_tables
 from unremix.domains.sentence.dataset import load_sentences
 
 ROWS = [
@@ -79,3 +81,22 @@ def test_lines_that_are_no_objects_are_named(tmp_path: Path) -> None:
     path.write_text('{"text": "fine"}\n["no"]\n')
     with pytest.raises(ValueError, match="line 2"):
         list(load_sentences(path))
+
+
+@pytest.mark.parametrize(
+    ("suffix", "kinds"),
+    [
+        (".csv", ["sentence", "vectors"]),
+        (".tsv", ["sentence"]),
+        (".jsonl", ["graph", "sentence"]),
+    ],
+)
+def test_a_table_of_texts_is_not_taken_for_another_kind(
+    suffix: str, kinds: list[str], tmp_path: Path
+) -> None:
+    path = write(tmp_path / f"x{suffix}", [{"text": text, "topic": topic} for text, topic in ROWS])
+    expected = f"looks like {' or '.join(kinds)} data; add --domain {' or --domain '.join(kinds)}$"
+    with pytest.raises(ValueError, match=expected):
+        unremix.train(data=str(path), progress=False, runs=str(tmp_path))
+    assert not text_tables.recognizes(str(write(tmp_path / f"n{suffix}", [{"text": 3, "a": 4}])))
+    assert not text_tables.recognizes(str(tmp_path / f"gone{suffix}"))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from unremix.domains.base import Domain, Items
 from unremix.domains.sentence import measure, model, options, pretrained, show, text_tables
 from unremix.domains.sentence.quickthought import QuickThought
@@ -37,7 +35,7 @@ DOMAIN = Domain(
     recipes=options.RECIPES,
     frameworks={"quickthought": QuickThought},
     parts={"framework": ("simclr",)},
-    recognizes=lambda source: ".txt" in Path(source).suffixes and Path(source).is_file(),
+    recognizes=text_tables.recognizes,
     load=model.load,
     holds=text_tables.holds,
     write=text_tables.write,

@@ -47,6 +47,18 @@ def read_texts(path: Path, text: str | None, label: str | None) -> Iterator[tupl
         yield found[0], found[1] if len(found) > 1 else None
 
 
+def recognizes(source: str) -> bool:
+    """Whether a path is that of a text, or of a table with a column of texts."""
+    path = Path(source)
+    if not path.is_file() or path.suffix.lower() not in rows.SUFFIXES:
+        return path.is_file() and ".txt" in path.suffixes
+    try:
+        _, first = next(rows.read_rows(path))
+    except (OSError, StopIteration, ValueError):
+        return False
+    return any(" " in str(first.get(name, "")) for name in TEXTS)
+
+
 def holds(items: Any) -> bool:
     """Whether items in memory are texts."""
     listed = isinstance(items, list | tuple) and len(items) > 0
