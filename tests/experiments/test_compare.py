@@ -114,7 +114,10 @@ def test_one_seed_has_no_spread() -> None:
         (lambda: summarize([]), "one finite value or more"),
         (lambda: summarize([1.0, math.nan]), "finite"),
         (lambda: paired_difference([1.0], [1.0, 2.0]), "got 1 and 2"),
-        (lambda: paired_difference([1.0], [1.0], confidence=1.0), "confidence to be a number above 0, below 1"),
+        (
+            lambda: paired_difference([1.0], [1.0], confidence=1.0),
+            "confidence to be a number above 0, below 1",
+        ),
     ],
 )
 def test_statistics_refuse(call: Callable[[], object], message: str) -> None:

@@ -7,8 +7,6 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from scipy.sparse import coo_matrix  # type: ignore[import-untyped]
-from scipy.sparse.csgraph import shortest_path  # type: ignore[import-untyped]
 from torch import Tensor
 
 from unremix.domains.graph.features import NodeEncoding
@@ -19,6 +17,24 @@ ROUNDS = 40
 TYPES = 7  # colors for node types; all rarer ones share another
 OTHER = "other"
 DEGREES = ("no edge", "1 edge", "2 edges", "3 edges", "4 edges", "5–7 edges", "8 or more edges")
+
+
+def hops(edges: NDArray[np.int64], count: int, start: int | None = None) -> NDArray[np.float64]:
+    """Lengths of shortest paths between all n nodes (n, n), or from one (n,); inf if there is none.
+
+    Args:
+        edges: Source and target, shape (2, E).
+        count: n.
+        start: Of the paths; all nodes by default.
+    """
+    from scipy.sparse import coo_matrix  # type: ignore[import-untyped]
+    from scipy.sparse.csgraph import shortest_path  # type: ignore[import-untyped]
+
+    links = coo_matrix((np.ones(edges.shape[1]), (edges[0], edges[1])), shape=(count, count))
+    found: NDArray[np.float64] = shortest_path(
+        links.tocsr(), directed=False, unweighted=True, indices=start
+    )
+    return found
 
 
 def layout(edges: NDArray[np.int64], count: int) -> NDArray[np.float64]:
@@ -45,8 +61,7 @@ def layout(edges: NDArray[np.int64], count: int) -> NDArray[np.float64]:
     """
     if count < 2:
         return np.zeros((count, 2))
-    links = coo_matrix((np.ones(edges.shape[1]), (edges[0], edges[1])), shape=(count, count))
-    distance = shortest_path(links.tocsr(), directed=False, unweighted=True)
+    distance = hops(edges, count)
     finite = distance[np.isfinite(distance)]
     # Parts that are not connected lie beside each other.
     distance[~np.isfinite(distance)] = finite.max() + 2
@@ -122,8 +137,7 @@ def draw_graph(edges: Tensor, types: Tensor, marked: int | None = None) -> dict[
     kept = np.arange(count)
     if count > MOST_NODES:
         center = marked if marked is not None else int(np.bincount(pairs[0]).argmax())
-        links = coo_matrix((np.ones(pairs.shape[1]), (pairs[0], pairs[1])), shape=(count, count))
-        away = shortest_path(links.tocsr(), directed=False, unweighted=True, indices=center)
+        away = hops(pairs, count, center)
         kept = np.sort(np.argsort(away, kind="stable")[:MOST_NODES])
     place = np.full(count, -1)
     place[kept] = np.arange(len(kept))
