@@ -16,7 +16,7 @@ from pathlib import Path
 from statistics import median
 from typing import Literal
 
-from unremix.training.memory import keep_freed_memory
+from unremix.training.freed_memory import keep_freed_memory
 
 keep_freed_memory()  # as `unremix train` does; UNREMIX_KEEP_MEMORY=0 measures without
 

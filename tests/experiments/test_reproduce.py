@@ -26,9 +26,9 @@ from unremix.core.scores import PAPER_COMPONENTS
 from unremix.experiments import reproduce as module
 from unremix.experiments.dry_run import Estimate
 from unremix.experiments.laboratory import Laboratory
+from unremix.experiments.paper.catalog import EXPERIMENTS
 from unremix.experiments.paper.comparison import average_ranks, ranks
-from unremix.experiments.paper.experiments import EXPERIMENTS
-from unremix.experiments.paper.records import Setting, placed
+from unremix.experiments.paper.experiment import Setting, placed
 from unremix.experiments.paper.scales import SCALES, ScaleName
 from unremix.experiments.plan import Job
 from unremix.experiments.reproduce import reproduce, sources_of

@@ -25,7 +25,7 @@ from unremix.domains.options import make_config
 from unremix.experiments.dry_run import estimate
 from unremix.files.atomic_files import write_text
 from unremix.losses import HCLLoss, InfoNCELoss, TwoViewLoss, UnReMixLoss
-from unremix.training.memory import keep_freed_memory
+from unremix.training.freed_memory import keep_freed_memory
 from unremix.training.precision import cpu_speed, device_kind, processor
 
 PAIRS, FEATURES, HIDDEN = (256, 1024, 4096), 128, 512

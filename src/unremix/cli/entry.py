@@ -18,7 +18,7 @@ import unremix
 from unremix.cli import commands
 from unremix.console.printing import complain, one_line
 from unremix.console.suggestions import Mistyped, did_you_mean, how_to_install
-from unremix.training.memory import keep_freed_memory
+from unremix.training.freed_memory import keep_freed_memory
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -23,7 +23,7 @@ from unremix.domains.remembered import recall, remember
 from unremix.domains.sample import Sample, two_view_sample
 from unremix.domains.sampling import permuted
 from unremix.evaluation.accuracy import Accuracy, top_accuracy
-from unremix.evaluation.auditing import audit_columns, gradient_columns
+from unremix.evaluation.audit_columns import audit_columns, gradient_columns
 from unremix.evaluation.health import Health, effective_rank, health, warnings_of
 from unremix.evaluation.knn import knn_predict, leave_one_out_knn, usual_neighbors
 from unremix.evaluation.linear import TOP, linear_probe

@@ -23,8 +23,8 @@ from unremix.experiments import tables
 from unremix.experiments.dry_run import estimate
 from unremix.experiments.executors import On
 from unremix.experiments.laboratory import Laboratory
-from unremix.experiments.paper.experiments import EXPERIMENTS
-from unremix.experiments.paper.records import EMBEDDED, Experiment, Made, Setting, placed
+from unremix.experiments.paper.catalog import EXPERIMENTS
+from unremix.experiments.paper.experiment import EMBEDDED, Experiment, Made, Setting, placed
 from unremix.experiments.paper.scales import SCALES, Options, ScaleName, Source, write_shards
 from unremix.experiments.plan import Job, check_seeds
 from unremix.files.locate import candidates

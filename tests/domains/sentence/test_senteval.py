@@ -24,7 +24,7 @@ from unremix.domains.sentence import relatedness, senteval
 from unremix.domains.sentence.relatedness import fit_relatedness, score_bins
 from unremix.domains.sentence.senteval import TASKS, evaluate
 from unremix.domains.sentence.senteval_files import canonical_name, find_folder, read_task
-from unremix.evaluation import bootstrap, logistic
+from unremix.evaluation import logistic, measurements
 from unremix.evaluation.logistic import fit_logistic
 from unremix.evaluation.nested import best_strength
 
@@ -514,23 +514,23 @@ def test_correlations_equal_scipy(seed: int, count: int, ties: bool) -> None:
     if ties:
         x, y = x.round(), y.round()
     if np.ptp(x) == 0 or np.ptp(y) == 0:
-        assert bootstrap.pearson(x, y, seed=0).value == 0
+        assert measurements.pearson(x, y, seed=0).value == 0
         return
-    assert bootstrap.pearson(x, y, seed=0).value == pytest.approx(pearsonr(x, y)[0], abs=1e-9)
-    assert bootstrap.spearman(x, y, seed=0).value == pytest.approx(spearmanr(x, y)[0], abs=1e-9)
+    assert measurements.pearson(x, y, seed=0).value == pytest.approx(pearsonr(x, y)[0], abs=1e-9)
+    assert measurements.spearman(x, y, seed=0).value == pytest.approx(spearmanr(x, y)[0], abs=1e-9)
 
 
 def test_standard_errors_are_those_of_other_draws(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bootstrap, "RESAMPLES", 100)
+    monkeypatch.setattr(measurements, "RESAMPLES", 100)
     random = np.random.default_rng(0)
-    values: dict[str, list[bootstrap.Measurement]] = {"pearson": [], "f1": [], "mse": []}
+    values: dict[str, list[measurements.Measurement]] = {"pearson": [], "f1": [], "mse": []}
     for _ in range(300):
         x = random.normal(size=100)
         y = 0.7 * x + 0.6 * random.normal(size=100)
-        values["pearson"].append(bootstrap.pearson(x, y, seed=0))
+        values["pearson"].append(measurements.pearson(x, y, seed=0))
         guess, truth = (x > 0).astype(int), (y > 0.2).astype(int)
-        values["f1"].append(bootstrap.f1(guess, truth, seed=0))
-        values["mse"].append(bootstrap.squared_error(x, y))
+        values["f1"].append(measurements.f1(guess, truth, seed=0))
+        values["mse"].append(measurements.squared_error(x, y))
     for name, found in values.items():
         spread = np.std([estimate.value for estimate in found])
         typical = np.mean([estimate.standard_error for estimate in found])
@@ -540,9 +540,9 @@ def test_standard_errors_are_those_of_other_draws(monkeypatch: pytest.MonkeyPatc
 def test_f1_equals_scikit_learn_and_is_0_without_positives() -> None:
     random = np.random.default_rng(1)
     guess, truth = random.integers(0, 2, (2, 50))
-    assert bootstrap.f1(guess, truth, seed=0).value == pytest.approx(f1_score(truth, guess))
+    assert measurements.f1(guess, truth, seed=0).value == pytest.approx(f1_score(truth, guess))
     none = np.zeros(4, dtype=int)
-    assert bootstrap.f1(none, none, seed=0).value == 0
+    assert measurements.f1(none, none, seed=0).value == 0
 
 
 # ---- the whole ----

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from unremix.experiments.paper.experiments import EXPERIMENTS, TABLES
-from unremix.experiments.paper.records import Published
+from unremix.experiments.paper.catalog import EXPERIMENTS, TABLES
+from unremix.experiments.paper.experiment import Published
 from unremix.report.style import AS_PRINTED
 
 IMAGES = ("CIFAR-10", "CIFAR-100", "Tiny-ImageNet")

@@ -17,8 +17,8 @@ from unremix.experiments import reproduce as module
 from unremix.experiments.dry_run import Estimate, Stopwatch, estimate, load_or_imagine
 from unremix.experiments.laboratory import Laboratory
 from unremix.experiments.paper import scales
-from unremix.experiments.paper.experiments import EXPERIMENTS
-from unremix.experiments.paper.records import Row, Setting
+from unremix.experiments.paper.catalog import EXPERIMENTS
+from unremix.experiments.paper.experiment import Row, Setting
 from unremix.experiments.paper.scales import SCALES, write_shards
 from unremix.experiments.plan import Job
 from unremix.experiments.reproduce import reproduce, sources_of

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 
 from unremix.domains.sentence.senteval_files import BINS
-from unremix.evaluation.bootstrap import pearson_correlation
+from unremix.evaluation.measurements import pearson_correlation
 
 BATCH, LEARNING_RATE = 64, 1e-3
 EPOCHS_BETWEEN, MOST_EPOCHS, PATIENCE = 50, 1000, 3

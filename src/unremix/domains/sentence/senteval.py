@@ -38,8 +38,8 @@ from unremix.domains.sentence.senteval_files import (
     read_task,
 )
 from unremix.evaluation.accuracy import Accuracy
-from unremix.evaluation.bootstrap import RESAMPLES, f1, pearson, spearman, squared_error
 from unremix.evaluation.logistic import eigenbasis, fit_logistic
+from unremix.evaluation.measurements import RESAMPLES, f1, pearson, spearman, squared_error
 from unremix.evaluation.nested import Split, cross_validate, stratified
 
 __all__ = ["TASKS", "evaluate"]

@@ -9,7 +9,7 @@ from typing import Any
 
 from unremix.evaluation.card import label_of
 from unremix.experiments import tables
-from unremix.experiments.paper.records import Made, Setting
+from unremix.experiments.paper.experiment import Made, Setting
 from unremix.experiments.paper.scales import Source
 from unremix.experiments.results import Record
 from unremix.experiments.tables import Grid, Measure, TableRow

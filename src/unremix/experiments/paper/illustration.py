@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 import unremix
-from unremix.experiments.paper.records import Made, Setting
+from unremix.experiments.paper.experiment import Made, Setting
 from unremix.experiments.tables import Grid
 from unremix.report.figures import add_legend
 from unremix.report.style import BLUE, GRAYS, GREEN, ORANGE, PAGE, VERMILION

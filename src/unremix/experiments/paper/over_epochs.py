@@ -9,7 +9,7 @@ from unremix.core.scores import PAPER_COMPONENTS
 from unremix.evaluation.card import FEATURES
 from unremix.evaluation.statistics import summarize
 from unremix.experiments.paper.comparison import make_comparison, records_of
-from unremix.experiments.paper.records import Made, Setting
+from unremix.experiments.paper.experiment import Made, Setting
 from unremix.experiments.results import TRAINED
 from unremix.experiments.tables import Grid, Measure
 from unremix.report.charts import Chart, Line, mean_line, points_of

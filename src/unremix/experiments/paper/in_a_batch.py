@@ -20,7 +20,7 @@ from unremix.core.precision import normalize
 from unremix.core.scores import COMPONENTS, PAPER_COMPONENTS, output_gradients
 from unremix.core.weights import scale
 from unremix.domains.sampling import permuted
-from unremix.experiments.paper.records import Made, Row, Setting
+from unremix.experiments.paper.experiment import Made, Row, Setting
 from unremix.experiments.paper.scales import Source
 from unremix.experiments.tables import Grid
 from unremix.frameworks.contrastive import Contrastive

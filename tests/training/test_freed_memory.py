@@ -10,12 +10,12 @@ import sys
 import pytest
 
 from unremix.cli import entry
-from unremix.training.memory import keep_freed_memory
+from unremix.training.freed_memory import keep_freed_memory
 
 # Prints how many pages the system hands out while 40 arrays of 16 MiB come and go.
 FAULTS = """
 import resource, sys
-from unremix.training.memory import keep_freed_memory
+from unremix.training.freed_memory import keep_freed_memory
 kept = len(sys.argv) > 1 and keep_freed_memory()
 def faults():
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
@@ -86,7 +86,7 @@ def hook(event, arguments):
         print("mallopt")
 sys.addaudithook(hook)
 import torch, unremix
-from unremix.training.memory import keep_freed_memory
+from unremix.training.freed_memory import keep_freed_memory
 z = torch.randn(8, 4)
 unremix.UnReMixLoss()(z, z + 1)
 {then}

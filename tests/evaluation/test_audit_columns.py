@@ -13,7 +13,7 @@ import torch
 from batches import make_batch
 
 import unremix
-from unremix.evaluation.auditing import PREFIX, audit_columns, gradient_columns
+from unremix.evaluation.audit_columns import PREFIX, audit_columns, gradient_columns
 from unremix.training.run import Run
 
 pytestmark = pytest.mark.xdist_group("training")

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from unremix.experiments.paper import negatives
-from unremix.experiments.paper.negatives import (
+from unremix.experiments.paper import in_a_batch
+from unremix.experiments.paper.in_a_batch import (
     SeenBatch,
     anchors_of,
     contributions_of,
@@ -82,7 +82,7 @@ def test_the_heaviest() -> None:
 def test_some_gradients_are_of_both_views(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = SeenBatch(None, torch.empty(0), torch.zeros(6), (), views()[:2], views()[2:])  # type: ignore[arg-type]
     every = gradients_of(seen, "pseudo-label", 1.0)
-    monkeypatch.setattr(negatives, "MOST_VALUES", 4 * 4 * 5 + 1)
+    monkeypatch.setattr(in_a_batch, "MOST_VALUES", 4 * 4 * 5 + 1)
     assert torch.equal(gradients_of(seen, "pseudo-label", 1.0), every[[0, 4, 7, 11]])
 
 
