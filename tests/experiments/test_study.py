@@ -31,7 +31,7 @@ from unremix.experiments.study import (
     Stage,
     Standing,
     Study,
-    label_of,
+    name_of_arm,
     read_study,
 )
 from unremix.experiments.study_report import AUDITED, write_report
@@ -76,9 +76,9 @@ def with_values(study: Study, stage: Stage, values: dict[tuple[str, int], float]
     results = Results(Path("nowhere"))
     for arm in stage.own_arms:
         for seed in stage.seeds_of():
-            if (label_of(arm), seed) in values:
+            if (name_of_arm(arm), seed) in values:
                 job = study.job(stage, arm, seed)
-                value = values[label_of(arm), seed]
+                value = values[name_of_arm(arm), seed]
                 results.records[job.name] = Record(
                     job.name, job.row, seed, epochs=1, loss=1.0,
                     metrics=[{"epoch": 1, **dict.fromkeys(AUDITED, 0.5)}],
@@ -149,21 +149,23 @@ def test_halving_keeps_the_better_half_of_every_group() -> None:
     study = Study({"s": stage}, train=TRAIN)
     rng = np.random.default_rng(0)
     values = {
-        (label_of(arm), seed): float(rng.random()) for arm in stage.own_arms for seed in range(5)
+        (name_of_arm(arm), seed): float(rng.random()) for arm in stage.own_arms for seed in range(5)
     }
     results = with_values(study, stage, values)
     left = stage.own_arms
     for rung, seeds in enumerate([2, 4, 5]):
         found = Standing(study, results).arms_at("s", rung)
-        assert [label_of(arm) for arm in found] == [label_of(arm) for arm in left]
+        assert [name_of_arm(arm) for arm in found] == [name_of_arm(arm) for arm in left]
         kept = []
         for recipe in ("simclr", "hcl"):  # the slow way: sort each group's means
             own = [arm for arm in left if arm["recipe"] == recipe]
             means = {
-                label_of(arm): statistics.fmean(values[label_of(arm), s] for s in range(seeds))
+                name_of_arm(arm): statistics.fmean(
+                    values[name_of_arm(arm), s] for s in range(seeds)
+                )
                 for arm in own
             }
-            order = sorted(own, key=lambda arm: -means[label_of(arm)])
+            order = sorted(own, key=lambda arm: -means[name_of_arm(arm)])
             kept += order[: -(-len(own) // 2)]
         left = [arm for arm in left if arm in kept]
 
@@ -207,7 +209,7 @@ def test_the_best_of_a_stage_go_on(
         ("hcl temperature=0.1", 0): 0.1, ("hcl temperature=0.2", 0): 0.6,
     }  # fmt: skip
     results = with_values(study, first, values)
-    assert [label_of(arm) for arm in Standing(study, results).arms("second")] == expected
+    assert [name_of_arm(arm) for arm in Standing(study, results).arms("second")] == expected
     jobs = [(job.row, job.seed) for job in Standing(study, results).jobs("second", 0)]
     assert jobs == [(label, seed) for seed in (10, 11) for label in expected]
     nothing = with_values(study, first, {})
@@ -221,7 +223,7 @@ def test_what_halving_dropped_is_not_the_best(tmp_path: Path) -> None:
         seeds=(1, 2), within="recipe", keep=0.25,
     )  # fmt: skip
     study = Study({"pick": stage}, train=TRAIN)
-    values = {(label_of(arm), 0): 0.6 for arm in stage.own_arms}
+    values = {(name_of_arm(arm), 0): 0.6 for arm in stage.own_arms}
     for recipe in ("simclr", "hcl"):
         values |= {(f"{recipe} temperature=0.2", 0): 0.7, (f"{recipe} temperature=0.2", 1): 0.4}
     write_report(Standing(study, with_values(study, stage, values)), tmp_path)
@@ -230,8 +232,8 @@ def test_what_halving_dropped_is_not_the_best(tmp_path: Path) -> None:
     curves = (tmp_path / "pick-scores.svg").read_text()
     for arm in stage.own_arms:
         kept = arm["temperature"] == 0.2
-        assert (f"| {label_of(arm)} |" in tuned) == kept
-        assert (label_of(arm) in curves) == kept
+        assert (f"| {name_of_arm(arm)} |" in tuned) == kept
+        assert (name_of_arm(arm) in curves) == kept
 
 
 def test_a_complete_stage_is_planned_as_such() -> None:

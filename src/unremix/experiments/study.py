@@ -116,7 +116,7 @@ class Study:
     def job(self, stage: Stage, arm: Arm, seed: int) -> Job:
         """The run of an arm with a seed; equal options give the same name in every stage."""
         train = train_config(self.train, stage.train, arm, {"seed": seed})
-        return plan.make_job(label_of(arm), train)
+        return plan.make_job(name_of_arm(arm), train)
 
 
 def _read_stage(name: str, options: Mapping[str, Any]) -> Stage:
@@ -195,11 +195,11 @@ def read_study(path: str | Path, *, trust: bool = False) -> Study:
         ) from error
 
 
-def label_of(arm: Arm) -> str:
-    """What to call an arm.
+def name_of_arm(arm: Arm) -> str:
+    """What to call an arm of a study.
 
     Example:
-        >>> label_of({"recipe": "hcl", "temperature": 0.2, "loss.hardness": 2.0})
+        >>> name_of_arm({"recipe": "hcl", "temperature": 0.2, "loss.hardness": 2.0})
         'hcl temperature=0.2 hardness=2.0'
     """
     words = [str(arm["recipe"])] if "recipe" in arm else []

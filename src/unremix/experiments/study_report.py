@@ -11,7 +11,7 @@ from statistics import fmean
 from unremix.console.printing import markdown_table
 from unremix.experiments import tables
 from unremix.experiments.results import Record
-from unremix.experiments.study import Arm, Stage, Standing, group_of, label_of
+from unremix.experiments.study import Arm, Stage, Standing, group_of, name_of_arm
 from unremix.experiments.tables import Measure
 from unremix.files.atomic_files import write_text
 from unremix.report.charts import Chart, Row, mean_line
@@ -61,7 +61,7 @@ def _equal_tuning(standing: Standing, name: str, arms: Sequence[Arm]) -> Iterato
         return
     best = standing.final_best(name, keep=1)
     home = group_of(stage.reference_among(arms), stage.within)
-    among = (label_of(arm) for arm in best if group_of(arm, stage.within) == home)
+    among = (name_of_arm(arm) for arm in best if group_of(arm, stage.within) == home)
     reference = next(among, None)
     if reference is not None and len(best) > 1:
         options = stage.within if isinstance(stage.within, str) else " and ".join(stage.within)
@@ -165,7 +165,7 @@ def _stage(standing: Standing, name: str, folder: Path) -> Iterator[str]:
         yield "No run has ended yet."
         return
     present = list(dict.fromkeys(record.row for record in records))
-    reference = label_of(stage.reference_among(arms))
+    reference = name_of_arm(stage.reference_among(arms))
     reference = reference if reference in present else present[0]
     measures = {measure.path: measure for measure in tables.measures_among(records)}
     if study.measure not in measures:
@@ -193,7 +193,7 @@ def _stage(standing: Standing, name: str, folder: Path) -> Iterator[str]:
         for path in dict.fromkeys((study.measure, LINEAR_PROBE)):
             if path in measures:
                 yield from _against_every_other(records, measures[path])
-    values = {label_of(arm): standing.values(stage, arm, stage.seeds_of()) for arm in arms}
+    values = {name_of_arm(arm): standing.values(stage, arm, stage.seeds_of()) for arm in arms}
     figure = interval_chart(
         {row.name: values[row.name] for row in rows if values.get(row.name)},
         {row.name: row.difference(measure) for row in rows},

@@ -61,7 +61,7 @@ def described(documented: Any) -> dict[str, str]:
 
 
 @lru_cache(maxsize=8)  # equal options are of one type as long as no part is added
-def merged(parts: tuple[tuple[str, Any], ...]) -> dict[str, type]:
+def options_by_section(parts: tuple[tuple[str, Any], ...]) -> dict[str, type]:
     """The options of all parts, by section: dataclasses whose fields are None until given.
 
     Args:
@@ -69,7 +69,7 @@ def merged(parts: tuple[tuple[str, Any], ...]) -> dict[str, type]:
 
     Example:
         >>> from unremix.frameworks.mixing import IMix, UnMix
-        >>> merged((("imix", IMix), ("unmix", UnMix)))["mixture"](cutmix=0.25)
+        >>> options_by_section((("imix", IMix), ("unmix", UnMix)))["mixture"](cutmix=0.25)
         MixtureOptions(alpha=None, cutmix=0.25)
     """
     found: dict[str, dict[str, list[tuple[str, str, Any, str]]]] = {}  # by section and option

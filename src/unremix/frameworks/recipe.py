@@ -19,8 +19,8 @@ from unremix.frameworks.mixing import IMix, UnMix
 from unremix.frameworks.moco import MoCo
 from unremix.frameworks.negatives import MoCHi, Patches
 from unremix.frameworks.parts import (
-    merged,
     option_fields,
+    options_by_section,
     options_type,
     section_of,
     written,
@@ -59,7 +59,7 @@ def frameworks_for(domain: str) -> list[str]:
 
 def sections() -> dict[str, type]:
     """The options of all parts, by section: dataclasses whose fields are None until given."""
-    return merged(tuple(part for known in PARTS.values() for part in known.items()))
+    return options_by_section(tuple(part for known in PARTS.values() for part in known.items()))
 
 
 @dataclass(frozen=True)
