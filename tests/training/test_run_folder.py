@@ -23,7 +23,7 @@ from torch.torch_version import TorchVersion
 import unremix
 from unremix.cli import main
 from unremix.domains.options import TrainConfig
-from unremix.domains.sampling import spread
+from unremix.domains.sampling import evenly_spaced
 from unremix.files.fingerprint import fingerprint
 from unremix.training import preparation
 from unremix.training.building import build_model
@@ -309,7 +309,7 @@ def test_fingerprints_tell_apart() -> None:
     }  # fmt: skip
     assert len(prints) == 8
     assert fingerprint([one.clone()]) == fingerprint([one])
-    assert spread(1000, 10).tolist() == [n * 999 // 9 for n in range(10)]
+    assert evenly_spaced(1000, 10).tolist() == [n * 999 // 9 for n in range(10)]
 
 
 def test_busy_is_said_of_a_name(tmp_path: Path) -> None:

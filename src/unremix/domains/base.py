@@ -26,7 +26,7 @@ from unremix.frameworks.recipe import PARTS, RECIPES, SERVED, Kind, Recipe, sect
 
 if TYPE_CHECKING:
     from unremix.domains.options import TrainConfig
-    from unremix.domains.sample import Sample
+    from unremix.domains.shown import Sample
     from unremix.losses import TwoViewLoss
 
 AUTOCAST = "embeds_in_bfloat16"  # an attribute of encoders that do, if it is true

@@ -20,8 +20,8 @@ from unremix.domains.base import Features, Measuring, Trained, find_domain, fixe
 from unremix.domains.card import begin_card
 from unremix.domains.options import TrainConfig
 from unremix.domains.remembered import recall, remember
-from unremix.domains.sample import Sample, two_view_sample
 from unremix.domains.sampling import permuted
+from unremix.domains.shown import Sample, two_view_sample
 from unremix.evaluation.accuracy import Accuracy, top_accuracy
 from unremix.evaluation.audit_columns import audit_columns, gradient_columns
 from unremix.evaluation.health import Health, effective_rank, health, warnings_of
@@ -325,5 +325,5 @@ class Labeled:
         return card
 
     def sample(self, run: Trained, data: Any, model: Framework, loss: TwoViewLoss | None) -> Sample:
-        """What a page shows; see :func:`unremix.domains.sample.two_view_sample`."""
+        """What a page shows; see :func:`unremix.domains.shown.two_view_sample`."""
         return two_view_sample(run, data, model, loss, self._encoding(run.shape), self.draw)

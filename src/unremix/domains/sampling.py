@@ -38,11 +38,11 @@ def pinned(values: Any, device: torch.device) -> Any:
     return values.pin_memory() if is_for_gpu else values
 
 
-def spread(count: int, most: int) -> Tensor:
+def evenly_spaced(count: int, most: int) -> Tensor:
     """At most this many indices, evenly spread over all, shape (k,), int64.
 
     Example:
-        >>> spread(10, 4), spread(3, 4)
+        >>> evenly_spaced(10, 4), evenly_spaced(3, 4)
         (tensor([0, 3, 6, 9]), tensor([0, 1, 2]))
     """
     if count <= most:

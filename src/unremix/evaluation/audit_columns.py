@@ -13,11 +13,11 @@ from unremix.core.contrast import Importance
 PREFIX = "audit_"
 
 
-def spread(score: Tensor, negatives: Tensor) -> float:
+def _spread(score: Tensor, negatives: Tensor) -> float:
     """Standard deviation of a score over an anchor's negatives, both (A, C), mean over anchors.
 
     Example:
-        >>> spread(torch.tensor([[1.0, 3.0, 50.0]]), torch.tensor([[True, True, False]]))
+        >>> _spread(torch.tensor([[1.0, 3.0, 50.0]]), torch.tensor([[True, True, False]]))
         1.0
     """
     score, count = score.double(), negatives.sum(1, keepdim=True)
@@ -37,7 +37,7 @@ def audit_columns(importance: Importance, labels: Tensor, k: int = 10) -> dict[s
     audited = audit(importance, labels, k)
     row = {f"auc_{name}": value for name, value in audited.auc.items()}
     row |= {
-        f"spread_{name}": spread(getattr(importance, name), importance.negatives)
+        f"spread_{name}": _spread(getattr(importance, name), importance.negatives)
         for name in audited.auc
     }
     single = {name: value for name, value in asdict(audited).items() if isinstance(value, float)}

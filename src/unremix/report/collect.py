@@ -15,8 +15,8 @@ from unremix.core.contrast import Importance
 from unremix.core.precision import normalize
 from unremix.core.scores import PAPER_COMPONENTS
 from unremix.core.weights import Weighting, hard_negatives, name_of, weigh
-from unremix.domains.sample import Sample
-from unremix.domains.sampling import spread
+from unremix.domains.sampling import evenly_spaced
+from unremix.domains.shown import Sample
 from unremix.evaluation.knn import knn_predict, usual_neighbors
 from unremix.losses import (
     HCLLoss,
@@ -188,9 +188,9 @@ def _clusters(units: Tensor) -> list[int]:
 def _queries(sample: Sample) -> list[int]:
     """Items whose neighbors are shown: one of each class, or some without labels."""
     if sample.labels is None:
-        return spread(len(sample.names), QUERIES).tolist()
+        return evenly_spaced(len(sample.names), QUERIES).tolist()
     first = [int((sample.labels == label).nonzero()[0]) for label in sample.labels.unique()]
-    return [first[index] for index in spread(len(first), QUERIES).tolist()]
+    return [first[index] for index in evenly_spaced(len(first), QUERIES).tolist()]
 
 
 def _closest(neighbors: Tensor, cosines: Tensor) -> list[dict[str, Any]]:

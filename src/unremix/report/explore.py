@@ -14,8 +14,8 @@ from torch import Tensor
 from unremix.console.quantities import counted
 from unremix.core.pairs import Pairs
 from unremix.core.precision import normalize
-from unremix.domains.sample import BATCH, MOST_ITEMS, Sample, as_views, how_drawn
 from unremix.domains.sampling import drawn
+from unremix.domains.shown import BATCH, MOST_ITEMS, Sample, as_views, how_drawn
 from unremix.evaluation.health import effective_rank
 from unremix.evaluation.knn import knn_predict, leave_one_out_knn, usual_neighbors
 from unremix.files.atomic_files import write_text

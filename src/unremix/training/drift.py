@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from unremix.domains.base import Observer, evaluating, fixed_views
-from unremix.domains.sampling import permuted, spread
+from unremix.domains.sampling import evenly_spaced, permuted
 from unremix.evaluation.health import effective_rank
 from unremix.frameworks.base import Framework
 from unremix.training.adapting import neighbors_kept, views_found
@@ -37,7 +37,7 @@ class WithoutLabels:
         run = self.run
         reader = ReadyEncoder(str(run.path), run.config, run.shape, encoder, "")
         features = run.domain.features(reader, self.data).embeddings
-        return features[spread(len(features), WATCHED)]
+        return features[evenly_spaced(len(features), WATCHED)]
 
     def observing(self, observe: Observer) -> Observer:
         """An observer that also says how many neighbors an encoder has kept."""

@@ -16,8 +16,8 @@ from unremix.domains.graph.drawings import NodeTypes, draw_graph
 from unremix.domains.graph.infograph import InfoGraph
 from unremix.domains.graph.model import graph_features, in_dtype
 from unremix.domains.graph.store import GraphBatch
-from unremix.domains.sample import MOST_ITEMS, SHOWN_VIEWS, Sample, as_views, two_view_sample
 from unremix.domains.sampling import drawn
+from unremix.domains.shown import MOST_ITEMS, SHOWN_VIEWS, Sample, as_views, two_view_sample
 from unremix.frameworks.base import Framework
 from unremix.losses import TwoViewLoss
 

@@ -31,7 +31,7 @@ from unremix.domains.image.views import (
 )
 from unremix.domains.labeled import Labeled
 from unremix.domains.options import TrainConfig, make_head
-from unremix.domains.sampling import permuted, pinned, read_ahead, spread, streamed
+from unremix.domains.sampling import evenly_spaced, permuted, pinned, read_ahead, streamed
 from unremix.files.atomic_files import read_bytes
 from unremix.files.fingerprint import fingerprint
 from unremix.frameworks.base import Framework
@@ -264,7 +264,7 @@ def fingerprint_of(data: ImageData) -> str:
     if isinstance(images, StreamedImages):
         tags = images.tags
         most = 0 if tags else FINGERPRINTED
-    parts = spread(len(images), most).split(512) if most else ()
+    parts = evenly_spaced(len(images), most).split(512) if most else ()
     pixels = (images.batch(indices) for indices in parts)
     return fingerprint(chain([str(len(images)), labels], data.train.names, tags, pixels))
 

@@ -13,8 +13,8 @@ from unremix.domains.image.dataset import ImageData
 from unremix.domains.image.items import read_items
 from unremix.domains.image.model import features_of
 from unremix.domains.remembered import recall
-from unremix.domains.sample import MOST_ITEMS, Sample, sample_of
 from unremix.domains.sampling import drawn
+from unremix.domains.shown import MOST_ITEMS, Sample, sample_of
 from unremix.frameworks.base import Framework
 from unremix.losses import TwoViewLoss
 

@@ -15,8 +15,8 @@ from unremix.console.values import check_types
 from unremix.domains.base import Cut, Features, Ready, Trained, evaluating
 from unremix.domains.options import TrainConfig, is_code
 from unremix.domains.remembered import recall, remember
+from unremix.domains.sampling import evenly_spaced, ranges, read_ahead, steps_of
 from unremix.domains.sampling import indices_of as permuted_indices
-from unremix.domains.sampling import ranges, read_ahead, spread, steps_of
 from unremix.domains.sentence.corpus import EncodedCorpus, SentenceBatch, batches
 from unremix.domains.sentence.dataset import encode_sentences, load_sentences
 from unremix.domains.sentence.encoders import BagOfWords, TransformerEncoder
@@ -358,7 +358,7 @@ def describe(config: TrainConfig, shape: AnyShape) -> str:
 def fingerprint_of(data: EncodedCorpus) -> str:
     """Of all words and how often they occur, and of windows of sentences all over the text."""
     known, width = data.vocabulary, min(FINGERPRINTED, len(data))
-    starts = spread(len(data) - width + 1, FINGERPRINTED).tolist()
+    starts = evenly_spaced(len(data) - width + 1, FINGERPRINTED).tolist()
     windows = (data.batch(start, width) for start in starts)
     counts = torch.tensor([len(data), data.documents, *known.counts])
     numbers = (part for one in windows for part in (one.tokens, one.lengths, one.documents))

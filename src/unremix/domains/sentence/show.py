@@ -12,7 +12,12 @@ import torch
 from unremix.core.pairs import Pairs
 from unremix.core.views import Views
 from unremix.domains.base import Trained
-from unremix.domains.sample import (
+from unremix.domains.sampling import drawn
+from unremix.domains.sentence.corpus import EncodedCorpus
+from unremix.domains.sentence.model import corpus_features, reader, sentence_features
+from unremix.domains.sentence.quickthought import QuickThought
+from unremix.domains.sentence.tokens import tokenize
+from unremix.domains.shown import (
     BATCH,
     MOST_ITEMS,
     SHOWN_VIEWS,
@@ -20,11 +25,6 @@ from unremix.domains.sample import (
     as_views,
     two_view_sample,
 )
-from unremix.domains.sampling import drawn
-from unremix.domains.sentence.corpus import EncodedCorpus
-from unremix.domains.sentence.model import corpus_features, reader, sentence_features
-from unremix.domains.sentence.quickthought import QuickThought
-from unremix.domains.sentence.tokens import tokenize
 from unremix.files.atomic_files import read_text
 from unremix.frameworks.base import Framework
 from unremix.losses import TwoViewLoss

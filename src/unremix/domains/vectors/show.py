@@ -12,8 +12,8 @@ from PIL import Image, ImageOps
 from torch import Tensor
 
 from unremix.domains.base import Trained
-from unremix.domains.sample import MOST_ITEMS, Sample
 from unremix.domains.sampling import drawn
+from unremix.domains.shown import MOST_ITEMS, Sample
 from unremix.domains.vectors.dataset import VectorData
 from unremix.domains.vectors.encoding import VectorShape
 from unremix.domains.vectors.files import word
