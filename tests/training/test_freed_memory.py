@@ -10,6 +10,7 @@ import sys
 import pytest
 
 from unremix.cli import entry
+from unremix.training import memory
 from unremix.training.freed_memory import keep_freed_memory
 
 # Prints how many pages the system hands out while 40 arrays of 16 MiB come and go.
@@ -94,3 +95,7 @@ unremix.UnReMixLoss()(z, z + 1)
     command = [sys.executable, "-c", watched]
     done = subprocess.run(command, check=True, capture_output=True, text=True)
     assert done.stdout.strip() == expected
+
+
+def test_its_place_in_1_0_still_has_it() -> None:
+    assert memory.keep_freed_memory is keep_freed_memory
