@@ -5,7 +5,7 @@ links or pipes are made by a function.
 
 What the readers promise, and these files attack:
 
-- CIFAR's pickles are read as data (``domains/image/pickles.py``). Nothing in them is imported or
+- CIFAR's pickles are read as data (``domains/image/cifar.py``). Nothing in them is imported or
   called: the names of NumPy's functions are only recognized. Only ``u1`` arrays in row-major order
   whose shape matches their bytes, text, numbers and lists of these are accepted.
 - Archives are never unpacked. Members of a zip that overlap are refused. A member is read only up

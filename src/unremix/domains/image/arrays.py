@@ -1,23 +1,20 @@
-"""Readers of arrays: the embedded digits, CIFAR pickles, idx files and npz."""
+"""Readers of arrays: the embedded digits, idx files and npz."""
 
 from __future__ import annotations
 
 import math
-import posixpath
 import re
 import struct
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from unremix.domains.image.decoding import Array, Pixels
-from unremix.domains.image.pickles import read_pickle
-from unremix.domains.image.splits import ACCEPTED, ImageSplits, labeled, of_array
-from unremix.files.archives import Skipped, Unusable, fill, open_maybe_packed, open_tar
-from unremix.files.bounds import allowance, shorten, sound
+from unremix.domains.image.splits import ImageSplits, labeled, of_array
+from unremix.files.archives import Unusable, fill, open_maybe_packed
+from unremix.files.bounds import allowance, sound
 from unremix.files.npz import read_arrays
 
 PIECE = 2**20  # bytes read at a time
@@ -40,94 +37,6 @@ def read_digits() -> ImageSplits:
         for title, part in zip(("train", "test"), map(np.sort, parts), strict=True)
     ]
     return ImageSplits("digits", labeled(splits))
-
-
-CIFAR_TRAIN = ("train", *(f"data_batch_{number}" for number in range(1, 6)))
-CIFAR_TEST = ("test", "test_batch")
-MOST_CLASSES = 10_000  # CIFAR has 10 or 100
-CIFAR_FILES = (*CIFAR_TRAIN, *CIFAR_TEST, "meta", "batches.meta")
-
-
-def tar_pickles(path: Path) -> dict[str, bytes]:
-    """The CIFAR files in a compressed tar, read into memory."""
-    pickles: dict[str, bytes] = {}
-    most = allowance(path.stat().st_size)
-    expected = sound("a .tar.gz of CIFAR pickles", path, "download it again")
-    with expected, open_tar(path, packed=True) as archive:
-        for member in archive.files():
-            name = posixpath.basename(member.name)
-            if name in CIFAR_FILES:
-                pickles[name] = archive.read(member, most - sum(map(len, pickles.values())))
-    return pickles
-
-
-def _unpickle(name: str, data: bytes) -> Mapping[str, Any]:
-    try:
-        return read_pickle(data)
-    except Exception as error:  # a broken pickle can raise anything
-        raise ValueError(
-            f"expected a CIFAR pickle with arrays and labels only, got {name}: "
-            f"{shorten(error)}; download the official python version again"
-        ) from error
-
-
-def read_cifar(name: str, pickles: Mapping[str, bytes], path: Path) -> ImageSplits:
-    """CIFAR-10 or CIFAR-100 from its python pickles."""
-    train = [key for key in CIFAR_TRAIN if key in pickles]
-    if not train:
-        raise ValueError(
-            f"expected CIFAR pickles (data_batch_1 .. data_batch_5 or train), got {path} "
-            f"without; accepted are {ACCEPTED}"
-        )
-    absent = [] if train == ["train"] else [key for key in CIFAR_TRAIN[1:] if key not in pickles]
-    splits = []
-    for title, keys in (("train", train), ("test", [key for key in CIFAR_TEST if key in pickles])):
-        batches = [_cifar_batch(key, _unpickle(key, pickles[key])) for key in keys]
-        if batches:
-            labels = [label for _, labels in batches for label in labels]
-            splits.append(of_array(title, np.concatenate([some for some, _ in batches]), labels))
-    most = max((label for split in splits for label in split.labels or ()), default=0)
-    classes = _cifar_classes(pickles) or [str(label) for label in range(most + 1)]
-    if most >= len(classes):
-        raise ValueError(
-            f"expected labels below {len(classes)}, the number of class names in {path}, got "
-            f"{most}; the files belong to different data sets"
-        )
-    splits = [replace(split, classes=classes) for split in splits]
-    return ImageSplits(name, splits, [Skipped(key, "missing") for key in absent])
-
-
-def _cifar_classes(pickles: Mapping[str, bytes]) -> list[str] | None:
-    for key, field_name in (("batches.meta", "label_names"), ("meta", "fine_label_names")):
-        names = _unpickle(key, pickles[key]).get(field_name) if key in pickles else None
-        if names is None:
-            continue
-        few = isinstance(names, list) and 0 < len(names) <= MOST_CLASSES
-        if not few or not all(isinstance(name, str | bytes) for name in names):
-            raise ValueError(
-                f"expected {field_name} in {key} as a list of at most {MOST_CLASSES:,} names, "
-                f"got {shorten(names)}; download the official python version again"
-            )
-        return [name.decode("latin1") if isinstance(name, bytes) else name for name in names]
-    return None
-
-
-def _cifar_batch(name: str, batch: Mapping[str, Any]) -> tuple[Pixels, list[int]]:
-    """Images of shape (n, 32, 32, 3), and labels."""
-    data, labels = batch.get("data"), batch.get("fine_labels", batch.get("labels"))
-    if (
-        not isinstance(data, np.ndarray)
-        or not isinstance(labels, list)
-        or data.shape != (len(labels), 3072)
-        or not all(type(label) is int and 0 <= label < MOST_CLASSES for label in labels)
-    ):
-        fields = shorten(", ".join(sorted(batch)))
-        raise ValueError(
-            f"expected data of shape (n, 3072), uint8, and n labels below {MOST_CLASSES:,} in "
-            f"{name}, got {getattr(data, 'shape', type(data).__name__)} and fields {fields}; "
-            "download the official python version again"
-        )
-    return data.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1), labels
 
 
 IDX_NAME = re.compile(

@@ -15,7 +15,8 @@ from pathlib import Path
 
 from unremix.core.checks import check_number, check_positive
 from unremix.domains.base import refuse_other_kinds
-from unremix.domains.image.arrays import read_cifar, read_digits, read_npz, tar_pickles
+from unremix.domains.image.arrays import read_digits, read_npz
+from unremix.domains.image.cifar import read_cifar, tar_pickles
 from unremix.domains.image.decoding import (
     HEIF_SUFFIXES,
     FileSource,

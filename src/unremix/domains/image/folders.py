@@ -9,7 +9,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from stat import S_ISREG
 
-from unremix.domains.image.arrays import CIFAR_FILES, IDX_NAME, read_cifar, read_idx
+from unremix.domains.image.arrays import IDX_NAME, read_idx
+from unremix.domains.image.cifar import CIFAR_FILES, read_cifar
 from unremix.domains.image.decoding import (
     HEIF_SUFFIXES,
     NEEDS_HEIF,
