@@ -21,9 +21,10 @@ import numpy as np
 import torch
 
 from unremix.core.checks import check_positive
-from unremix.domains.graph.features import NodeEncoding, RawGraphs, simple_edges
+from unremix.domains.graph.features import NodeEncoding
 from unremix.domains.graph.json_lines import SUFFIXES, is_json_lines, read_json_lines
 from unremix.domains.graph.molecules import holds_molecules, read_molecules
+from unremix.domains.graph.raw import RawGraphs, simple_edges
 from unremix.domains.graph.store import GraphSet, GraphStore
 from unremix.domains.graph.syntax import read_syntax_trees
 from unremix.domains.graph.tu import find_tu, read_tu

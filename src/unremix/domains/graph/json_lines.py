@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from unremix.domains.graph.features import (
+from unremix.domains.graph.raw import (
     Floats,
     Ints,
     NodeLabels,

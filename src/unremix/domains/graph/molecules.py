@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from unremix.console.suggestions import needed_for
-from unremix.domains.graph.features import RawGraphs
 from unremix.domains.graph.json_lines import Line, collect
+from unremix.domains.graph.raw import RawGraphs
 from unremix.domains.rows import SUFFIXES, column, read_rows
 from unremix.files.archives import Skipped
 from unremix.files.atomic_files import open_text

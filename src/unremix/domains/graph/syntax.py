@@ -14,8 +14,8 @@ from pathlib import Path
 
 import numpy as np
 
-from unremix.domains.graph.features import RawGraphs
 from unremix.domains.graph.json_lines import Line, collect
+from unremix.domains.graph.raw import RawGraphs
 from unremix.files.archives import Skipped
 
 # Those with the most functions, of the packages that distributors of Python do not leave out.

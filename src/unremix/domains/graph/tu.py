@@ -23,7 +23,7 @@ from typing import Any, NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
-from unremix.domains.graph.features import Ints, NodeLabels, RawGraphs, integer_codes, without_empty
+from unremix.domains.graph.raw import Ints, NodeLabels, RawGraphs, integer_codes, without_empty
 from unremix.files.archives import Span, Unusable, ZipSpan, zip_members
 from unremix.files.bounds import allowance, shorten
 
