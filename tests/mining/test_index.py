@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from unremix.files.seals import is_sealed, read_sealed, write_sealed
 from unremix.mining import index as module
 from unremix.mining.embeddings import open_embeddings, read_columns, unit_rows
-from unremix.mining.index import Allowed, Best, ExactIndex, Kind, make_index
+from unremix.mining.index import Allowed, ExactIndex, Kind, make_index
 
 draw = partial(draw_rows, dimensions=12)
 
@@ -114,15 +114,6 @@ def test_faiss_searches_all_rows_where_it_finds_too_few(kind: Kind) -> None:
 def test_unknown_kinds_are_refused() -> None:
     with pytest.raises(ValueError, match=r"index to be .*, got 'fla'; did you mean"):
         make_index(draw(3), "fla")  # type: ignore[arg-type]
-
-
-def test_best_keeps_the_largest() -> None:
-    best = Best(2, 3)
-    best.add(np.array([0, 0, 1]), np.array([0, 1, 1]), np.float32([0.5, 0.7, 0.1]))
-    best.add(np.array([0, 0]), np.array([2, 3]), np.float32([0.6, 0.5]))
-    rows, values = best.sorted()
-    assert rows.tolist() == [[1, 2, 0], [1, -1, -1]]
-    np.testing.assert_allclose(values, np.float32([[0.7, 0.6, 0.5], [0.1, -np.inf, -np.inf]]))
 
 
 @pytest.mark.parametrize("ending", ["npy", "npz", "compressed.npz", "parquet"])

@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 import torch
@@ -22,7 +22,6 @@ from unremix.mining.embeddings import AT_ONCE, Flags, Floats, Integers, digest_o
 
 Kind = Literal["exact", "flat", "ivf", "hnsw"]
 
-GROUP = 32  # similarities of which only the largest is looked at first
 WIDTH = 8192  # rows of the corpus that are compared at a time
 HNSW_LINKS = 32
 HNSW_WIDTH = 128  # of the search for neighbors, when the graph is built and when it is used
@@ -70,8 +69,7 @@ class Allowed:
         return np.isin(keys, self.query * corpus + self.row)
 
 
-@dataclass(frozen=True)
-class SearchResult:
+class SearchResult(NamedTuple):
     """The most similar rows that are allowed.
 
     Args:
@@ -84,6 +82,13 @@ class SearchResult:
     rows: Integers
     similarity: Floats
     above: Integers
+
+    @classmethod
+    def nothing(cls, queries: int, count: int) -> SearchResult:
+        """No rows yet for B queries, ``count`` for each at most."""
+        rows = np.full((queries, count), -1, dtype=np.int64)
+        above = np.zeros(queries, dtype=np.int64)
+        return cls(rows, np.full((queries, count), -np.inf, dtype=np.float32), above)
 
 
 def make_index(corpus: NDArray[Any], kind: Kind = "exact", folder: Path | None = None) -> Index:
@@ -107,10 +112,9 @@ def make_index(corpus: NDArray[Any], kind: Kind = "exact", folder: Path | None =
 class ExactIndex:
     """All rows, a block at a time; the corpus may stay on disk.
 
-    The products are NumPy's. A block's similarities are reduced to the largest of each 32 before
-    they are compared with what was found so far, so that choosing costs little beside the
-    products: 1,000 queries in 1,000,000 rows of 384 take less than faiss's ``IndexFlatIP``
-    (benchmarks/mining.py).
+    The products are NumPy's. Only what exceeds the least similarity found so far is sorted, so that
+    choosing costs little beside the products: 1,000 queries in 1,000,000 rows of 384 take less than
+    faiss's ``IndexFlatIP`` (benchmarks/mining.py).
 
     Args:
         corpus: Shape (C, D).
@@ -138,88 +142,46 @@ class ExactIndex:
         """
         size, total = len(queries), len(self.corpus)
         allowed = Allowed.everything(size) if allowed is None else allowed
-        best = Best(size, min(count, total))
-        above = np.zeros(size, dtype=np.int64)
+        rows, similarity, above = found = SearchResult.nothing(size, min(count, total))
+        waiting: list[tuple[Integers, Integers, Floats]] = []  # query, row and similarity
         products = np.empty((size, WIDTH), dtype=np.float32)
-        highest = allowed.highest[:, None]
         for start in range(0, total, WIDTH):
             units = unit_rows(self.corpus[start : start + WIDTH])
-            width = len(units)
-            products[:, width:] = -np.inf
-            np.matmul(queries, units.T, out=products[:, :width])
-            some = slice(*np.searchsorted(allowed.row, (start, start + width)))
+            stop = start + len(units)
+            products[:, len(units) :] = -np.inf
+            np.matmul(queries, units.T, out=products[:, : len(units)])
+            some = slice(*np.searchsorted(allowed.row, (start, stop)))
             products[allowed.query[some], allowed.row[some] - start] = -np.inf
-            least = best.least
-            if not best.mostly_full:  # little to compare with yet: the block's own largest
-                too_high = products > highest
-                above += too_high.sum(1)
-                products[too_high] = -np.inf
-                last = torch.from_numpy(products).topk(min(best.count, WIDTH), dim=1).values[:, -1]
+            too_high = products > allowed.highest[:, None]
+            above += too_high.sum(1)
+            products[too_high] = -np.inf
+            least = similarity[:, -1]  # a further row has to exceed it
+            if (least == -np.inf).sum() * WIDTH >= rows.size:  # too little yet: the block's largest
+                last = torch.from_numpy(products).topk(min(count, WIDTH), dim=1).values[:, -1]
                 least = np.nextafter(last.numpy(), -np.inf, dtype=np.float32)
-            query, column = _larger(products, least)
-            values = products[query, column]
-            refused = values > allowed.highest[query]
-            above += np.bincount(query[refused], minlength=size)
-            query, column, values = query[~refused], column[~refused], values[~refused]
-            best.add(query, start + column, values)
+            query, column = np.nonzero(products > least[:, None])
+            waiting.append((query, start + column, products[query, column]))
+            if stop == total or sum(len(query) for query, *_ in waiting) >= rows.size:
+                _merge(rows, similarity, waiting)
+                waiting = []
             if advance is not None:
-                advance((start + width) / total)
-        return SearchResult(*best.sorted(), above)
+                advance(stop / total)
+        return found
 
 
-def _larger(products: Floats, least: Floats) -> tuple[Integers, Integers]:
-    """Where products (B, W) exceed a bound of their row (B,): rows and columns, in order."""
-    groups = products.reshape(len(products), -1, GROUP)
-    largest = torch.from_numpy(groups).amax(2).numpy()
-    row, group = np.nonzero(largest > least[:, None])
-    which, within = np.nonzero(groups[row, group] > least[row, None])
-    return row[which], group[which] * GROUP + within
-
-
-class Best:
-    """The largest values of each of B queries, ``count`` of each, out of many that come along."""
-
-    def __init__(self, queries: int, count: int) -> None:
-        self.queries, self.count = queries, count
-        self.query = self.row = np.empty(0, dtype=np.int64)
-        self.value = np.empty(0, dtype=np.float32)
-        self.least = np.full(queries, -np.inf, dtype=np.float32)  # a further value has to exceed it
-        self.waiting: list[tuple[Integers, Integers, Floats]] = []
-
-    @property
-    def mostly_full(self) -> bool:
-        """Whether enough queries have all their values for a comparison with the least to pay."""
-        return int((self.least == -np.inf).sum()) * WIDTH < self.queries * self.count
-
-    def add(self, query: Integers, row: Integers, value: Floats) -> None:
-        """Take further values, each (n,), of rows with higher numbers than before."""
-        self.waiting.append((query, row, value))
-        if sum(len(part[0]) for part in self.waiting) >= self.queries * self.count:
-            self._merge()
-
-    def _merge(self) -> None:
-        parts = zip((self.query, self.row, self.value), *self.waiting, strict=True)
-        query, row, value = (np.concatenate(part) for part in parts)
-        order = np.lexsort((row, -value, query))
-        query = query[order]
-        rank = np.arange(len(query)) - np.searchsorted(query, np.arange(self.queries))[query]
-        kept = rank < self.count
-        order = order[kept]
-        self.query, self.row, self.value = query[kept], row[order], value[order]
-        last = rank[kept] == self.count - 1
-        self.least[self.query[last]] = self.value[last]
-        self.waiting = []
-
-    def sorted(self) -> tuple[Integers, Floats]:
-        """Rows and values, largest first, each (B, count); padded with -1 and -inf."""
-        if self.waiting:
-            self._merge()
-        rows = np.full((self.queries, self.count), -1, dtype=np.int64)
-        values = np.full((self.queries, self.count), -np.inf, dtype=np.float32)
-        starts = np.searchsorted(self.query, np.arange(self.queries))
-        place = np.arange(len(self.query)) - starts[self.query]
-        rows[self.query, place], values[self.query, place] = self.row, self.value
-        return rows, values
+def _merge(
+    rows: Integers, similarity: Floats, further: list[tuple[Integers, Integers, Floats]]
+) -> None:
+    """Put further rows (n,) of some queries (n,) among the most similar ones, both (B, count)."""
+    known = np.nonzero(rows >= 0)
+    parts = zip((known[0], rows[known], similarity[known]), *further, strict=True)
+    query, row, value = map(np.concatenate, parts)
+    order = np.lexsort((row, -value, query))
+    query = query[order]
+    rank = np.arange(len(query)) - np.searchsorted(query, query)
+    kept = rank < rows.shape[1]
+    place, order = (query[kept], rank[kept]), order[kept]
+    rows[place], similarity[place] = row[order], value[order]
 
 
 class FaissIndex:
@@ -261,47 +223,38 @@ class FaissIndex:
         count = min(count, total)
         allowed = Allowed.everything(len(queries)) if allowed is None else allowed
         forbidden = np.bincount(allowed.query, minlength=len(queries)).max(initial=0)
-        rows = np.full((len(queries), count), -1, dtype=np.int64)
-        similarity = np.full((len(queries), count), -np.inf, dtype=np.float32)
-        above = np.zeros(len(queries), dtype=np.int64)
-        short, asked, exactly = np.arange(len(queries)), count + int(forbidden), False
+        found = SearchResult.nothing(len(queries), count)
+        short, asked = np.arange(len(queries)), count + int(forbidden)
+
+        def take(result: SearchResult) -> None:
+            found.rows[short], found.similarity[short], found.above[short] = result
+
         while len(short):
-            if exactly:
-                result = ExactIndex(self.corpus).search(queries[short], count, allowed.of(short))
-            else:
-                result = self._ask(queries[short], min(asked, total), count, allowed.of(short))
-            rows[short], similarity[short], above[short] = (
-                result.rows,
-                result.similarity,
-                result.above,
-            )
-            if exactly or (self.kind == "flat" and asked >= total):
-                break
+            result = self._ask(queries[short], min(asked, total), count, allowed.of(short))
+            take(result)
             short = short[result.rows[:, -1] < 0]
-            exactly = asked >= min(count * LARGEST_GROWTH, total)
+            if asked >= min(count * LARGEST_GROWTH, total):
+                break
             asked *= GROWTH
+        if len(short) and (self.kind != "flat" or asked < total):
+            take(ExactIndex(self.corpus).search(queries[short], count, allowed.of(short)))
         if advance is not None:
             advance(1.0)
-        return SearchResult(rows, similarity, above)
+        return found
 
     def _ask(self, queries: Floats, asked: int, count: int, allowed: Allowed) -> SearchResult:
         if self.kind == "hnsw":
             self.index.hnsw.efSearch = max(HNSW_WIDTH, 2 * asked)
         similarity, rows = self.index.search(queries, asked)
-        # faiss leaves the order of equal similarities open.
-        order = np.lexsort((rows, -similarity))
-        rows = np.take_along_axis(rows, order, 1)
-        similarity = np.take_along_axis(similarity, order, 1)
         usable = (rows >= 0) & ~allowed.forbids(rows, len(self.corpus))
         too_high = similarity > allowed.highest[:, None]
         above = (usable & too_high).sum(1)
         usable &= ~too_high
-        first = np.argsort(~usable, axis=1, kind="stable")[:, :count]
-        rows = np.where(usable, rows, -1)
-        similarity = np.where(usable, similarity, -np.inf).astype(np.float32)
-        return SearchResult(
-            np.take_along_axis(rows, first, 1), np.take_along_axis(similarity, first, 1), above
-        )
+        rows, similarity = np.where(usable, rows, -1), np.where(usable, similarity, -np.inf)
+        # Faiss leaves the order of equal similarities open.
+        order = np.lexsort((rows, -similarity))[:, :count]
+        rows, similarity = (np.take_along_axis(each, order, 1) for each in (rows, similarity))
+        return SearchResult(rows, similarity, above)
 
 
 Index = ExactIndex | FaissIndex
