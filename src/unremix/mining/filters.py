@@ -15,8 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from unremix.core.precision import noise
-from unremix.mining.embeddings import AT_ONCE, Flags, Floats, Integers, unit_rows
-from unremix.mining.index import Allowed
+from unremix.mining.embeddings import AT_ONCE, Floats, Integers, unit_rows
 
 REASONS = {
     "positive": "a known positive of the anchor",
@@ -30,48 +29,42 @@ REASONS = {
 
 @dataclass(frozen=True)
 class Lists:
-    """A list of rows for each of A anchors, end to end.
+    """A list of rows for each of A anchors, as pairs of an anchor and a row.
 
     Args:
-        rows: Of the first anchor, then of the second and so on, shape (n,).
-        starts: Where each list begins, and where the last one ends, shape (A + 1,).
+        anchors: The anchor of each pair, ascending, shape (n,).
+        rows: Its row, shape (n,).
+        size: A.
     """
 
+    anchors: Integers
     rows: Integers
-    starts: Integers
+    size: int
 
     @classmethod
     def of(cls, lists: Sequence[Any]) -> Lists:
         """From a list of rows for each anchor."""
-        starts = np.cumsum([0, *map(len, lists)])
-        return cls(np.concatenate([np.empty(0, np.int64), *lists]).astype(np.int64), starts)
-
-    def __len__(self) -> int:
-        return len(self.starts) - 1
+        rows = np.concatenate([np.empty(0, np.int64), *lists]).astype(np.int64)
+        return cls(np.repeat(np.arange(len(lists)), list(map(len, lists))), rows, len(lists))
 
     def __getitem__(self, anchors: slice) -> Lists:
         """The lists of some anchors that follow each other."""
-        first, last, _ = anchors.indices(len(self))
-        starts = self.starts[first : last + 1]
-        return Lists(self.rows[starts[0] : starts[-1]], starts - starts[0])
+        first, last, _ = anchors.indices(self.size)
+        some = slice(*np.searchsorted(self.anchors, (first, last)))
+        return Lists(self.anchors[some] - first, self.rows[some], last - first)
 
-    @property
-    def counts(self) -> Integers:
-        """The length of each list, shape (A,)."""
-        return np.diff(self.starts)
-
-    @property
-    def anchors(self) -> Integers:
-        """The anchor of each row, shape (n,)."""
-        return np.repeat(np.arange(len(self)), self.counts)
+    def least(self, values: Floats) -> Floats:
+        """The least of the values (n,) of each anchor's pairs, shape (A,); inf without a pair."""
+        least = np.full(self.size, np.inf, dtype=np.float32)
+        np.minimum.at(least, self.anchors, values)
+        return least
 
     def padded(self, anchors: Integers) -> Integers:
         """The lists of n anchors, shape (n, at least 1); -1 where a list has ended."""
-        counts = self.counts[anchors]
-        column = np.arange(max(1, int(counts.max(initial=0))))
-        place = np.minimum(self.starts[anchors, None] + column, max(0, len(self.rows) - 1))
-        inside = column < counts[:, None]
-        return np.where(inside, self.rows[place], -1) if len(self.rows) else place - 1
+        ends = np.searchsorted(self.anchors, anchors, side="right")[:, None]
+        starts = np.searchsorted(self.anchors, anchors)[:, None]
+        places = starts + np.arange(max(1, int((ends - starts).max(initial=0))))
+        return np.append(self.rows, -1)[np.where(places < ends, places, -1)]
 
 
 def as_lists(positives: Any, anchors: int, corpus: int) -> Lists:
@@ -111,20 +104,18 @@ def as_lists(positives: Any, anchors: int, corpus: int) -> Lists:
     return Lists.of(lists)
 
 
-def positive_similarity(anchors: Floats, corpus: NDArray[Any], positives: Lists) -> Floats:
-    """The similarity of each anchor to its least similar positive, shape (A,); inf without one.
+def similarity_of_pairs(anchors: Floats, corpus: NDArray[Any], pairs: Lists) -> Floats:
+    """The similarity of the anchor and the row of each pair, shape (n,).
 
     Anchors (A, D) are of length 1, the corpus (C, D) need not be.
     """
-    lowest = np.full(len(anchors), np.inf, dtype=np.float32)
-    who = positives.anchors
+    found = np.empty(len(pairs.rows), dtype=np.float32)
     step = max(1, AT_ONCE // corpus.shape[1])
-    for start in range(0, len(who), step):
+    for start in range(0, len(found), step):
         part = slice(start, start + step)
-        units = unit_rows(corpus[positives.rows[part]])
-        similarity = np.einsum("nd,nd->n", anchors[who[part]], units)
-        np.minimum.at(lowest, who[part], similarity)
-    return lowest
+        units = unit_rows(corpus[pairs.rows[part]])
+        np.einsum("nd,nd->n", anchors[pairs.anchors[part]], units, out=found[part])
+    return found
 
 
 def highest_similarity(
@@ -175,73 +166,48 @@ def text_key(text: str) -> str:
     return " ".join(str(text).split()).casefold()
 
 
-@dataclass(frozen=True)
-class Forbidden:
-    """Pairs of an anchor and a row that are never negatives, whatever their similarity.
-
-    Args:
-        positives: The known positives of each anchor.
-        own: The anchors' own rows, shape (A,); -1 for those not in the corpus.
-        same_text: Further rows with the text of the anchor or of a positive.
-    """
-
-    positives: Lists
-    own: Integers
-    same_text: Lists
-
-    def counts(self) -> dict[str, Integers]:
-        """How many rows each reason forbids, each (A,)."""
-        own = (self.own >= 0) & ~_is_in(self.own, self.positives)
-        return {
-            "positive": self.positives.counts,
-            "own_row": own.astype(np.int64),
-            "same_text": self.same_text.counts,
-        }
-
-    def allowed(self, anchors: slice, highest: Floats) -> Allowed:
-        """What may be found for B anchors in a row, up to the highest similarity of each (B,)."""
-        positives, same, own = self.positives[anchors], self.same_text[anchors], self.own[anchors]
-        has_row = np.flatnonzero(own >= 0)
-        query = np.concatenate([positives.anchors, same.anchors, has_row])
-        row = np.concatenate([positives.rows, same.rows, own[has_row]])
-        order = np.argsort(row, kind="stable")
-        return Allowed(highest, query[order], row[order])
-
-
-def _is_in(rows: Integers, lists: Lists) -> Flags:
-    listed = np.zeros(len(rows), dtype=bool)
-    listed[lists.anchors[lists.rows == rows[lists.anchors]]] = True
-    return listed
-
-
 def forbidden_rows(
     positives: Lists,
     own: Integers,
     anchor_texts: Sequence[str] | None,
     corpus_texts: Sequence[str] | None,
-) -> Forbidden:
-    """What must not be returned, of known positives, own rows and, where known, texts."""
-    if corpus_texts is None:
-        return Forbidden(positives, own, Lists.of([[]] * len(own)))
-    wanted: list[set[str]] = [set() for _ in own]
-    for anchor, row in zip(positives.anchors.tolist(), positives.rows.tolist(), strict=True):
-        wanted[anchor].add(text_key(corpus_texts[row]))
-    for anchor, row in enumerate(own.tolist()):
-        if row >= 0:
-            wanted[anchor].add(text_key(corpus_texts[row]))
-        if anchor_texts is not None:
-            wanted[anchor].add(text_key(anchor_texts[anchor]))
-    rows_of: dict[str, list[int]] = {key: [] for keys in wanted for key in keys}
-    for row, text in enumerate(corpus_texts):
-        key = text_key(text)
-        if key in rows_of:
-            rows_of[key].append(row)
-    same_text = []
-    for anchor, keys in enumerate(wanted):
-        known = set(positives.rows[positives.starts[anchor] : positives.starts[anchor + 1]])
-        known.add(own[anchor])
-        same_text.append(sorted({row for key in keys for row in rows_of[key]} - known))
-    return Forbidden(positives, own, Lists.of(same_text))
+    corpus: int,
+) -> tuple[Lists, dict[str, Integers]]:
+    """The rows that are never negatives of an anchor, whatever their similarity.
+
+    Args:
+        positives: The known positives of A anchors.
+        own: The anchors' own rows, shape (A,); -1 for those not in the corpus.
+        anchor_texts: Where known, A texts.
+        corpus_texts: Where known, C texts. Further rows with the text of the anchor or of a
+            positive are forbidden, too.
+        corpus: C.
+
+    Returns:
+        The rows, and how many each reason forbids, each (A,): the first that applies.
+    """
+    here = np.flatnonzero(own >= 0)
+    reasons = {  # pairs of an anchor and a row as one number
+        "positive": positives.anchors * corpus + positives.rows,
+        "own_row": here * corpus + own[here],
+        "same_text": np.empty(0, dtype=np.int64),
+    }
+    if corpus_texts is not None:
+        known = np.concatenate([reasons["positive"], reasons["own_row"]]).tolist()
+        texts = {(pair // corpus, text_key(corpus_texts[pair % corpus])) for pair in known}
+        texts |= {(anchor, text_key(text)) for anchor, text in enumerate(anchor_texts or ())}
+        rows_of: dict[str, list[int]] = {key: [] for _, key in texts}
+        for row, text in enumerate(corpus_texts):
+            if (key := text_key(text)) in rows_of:
+                rows_of[key].append(row)
+        same = [anchor * corpus + row for anchor, key in texts for row in rows_of[key]]
+        reasons["same_text"] = np.array(same, dtype=np.int64)
+    pairs, counts = np.empty(0, dtype=np.int64), {}
+    for reason, some in reasons.items():
+        further = np.setdiff1d(some, pairs)
+        counts[reason] = np.bincount(further // corpus, minlength=len(own))
+        pairs = np.union1d(pairs, further)
+    return Lists(pairs // corpus, pairs % corpus, len(own)), counts
 
 
 def near_duplicates(pool: Tensor, positives: Tensor, threshold: float) -> Tensor:

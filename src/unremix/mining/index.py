@@ -43,7 +43,7 @@ class Allowed:
     Args:
         highest: The largest similarity allowed, shape (B,).
         query: The query of each forbidden pair, shape (n,).
-        row: Its row, shape (n,), ascending.
+        row: Its row, shape (n,).
     """
 
     highest: Floats
@@ -142,6 +142,8 @@ class ExactIndex:
         """
         size, total = len(queries), len(self.corpus)
         allowed = Allowed.everything(size) if allowed is None else allowed
+        order = np.argsort(allowed.row, kind="stable")
+        query_of, forbidden = allowed.query[order], allowed.row[order]
         rows, similarity, above = found = SearchResult.nothing(size, min(count, total))
         waiting: list[tuple[Integers, Integers, Floats]] = []  # query, row and similarity
         products = np.empty((size, WIDTH), dtype=np.float32)
@@ -150,8 +152,8 @@ class ExactIndex:
             stop = start + len(units)
             products[:, len(units) :] = -np.inf
             np.matmul(queries, units.T, out=products[:, : len(units)])
-            some = slice(*np.searchsorted(allowed.row, (start, stop)))
-            products[allowed.query[some], allowed.row[some] - start] = -np.inf
+            some = slice(*np.searchsorted(forbidden, (start, stop)))
+            products[query_of[some], forbidden[some] - start] = -np.inf
             too_high = products > allowed.highest[:, None]
             above += too_high.sum(1)
             products[too_high] = -np.inf

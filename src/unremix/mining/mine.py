@@ -18,25 +18,18 @@ from unremix.core.scores import COMPONENTS, PAPER_COMPONENTS
 from unremix.files.atomic_files import write_arrays
 from unremix.files.npz import read_arrays
 from unremix.files.seals import is_sealed, write_sealed
-from unremix.mining.embeddings import (
-    Floats,
-    Integers,
-    digest_of,
-    open_embeddings,
-    unit_rows,
-)
+from unremix.mining.embeddings import Floats, Integers, digest_of, open_embeddings, unit_rows
 from unremix.mining.filters import (
     REASONS,
-    Forbidden,
     Lists,
     as_lists,
     copies,
     forbidden_rows,
     highest_similarity,
     near_duplicates,
-    positive_similarity,
+    similarity_of_pairs,
 )
-from unremix.mining.index import GROWTH, Advance, Index, Kind, make_index
+from unremix.mining.index import GROWTH, Advance, Allowed, Index, Kind, make_index
 from unremix.mining.rescoring import Rescoring, ScorePairs
 from unremix.mining.selection import choose_greedily, choose_largest, pool_scores
 
@@ -276,9 +269,9 @@ def mine_hard_negatives(
     step = max(1, NUMBERS_AT_ONCE // queries.shape[1])
     units = np.concatenate([unit_rows(queries[n : n + step]) for n in range(0, size, step)])
     if rescoring is None:
-        positive = positive_similarity(units, rows, known)
+        positive = known.least(similarity_of_pairs(units, rows, known))
     else:
-        positive = rescoring.least_of_positives(known)
+        positive = known.least(rescoring.of(known.anchors, known.rows))
     highest = highest_similarity(
         positive,
         relative_margin=None if include_positives else relative_margin,
@@ -287,16 +280,15 @@ def mine_hard_negatives(
     )
     if include_positives:
         known = Lists.of([[]] * size)
-    forbidden = forbidden_rows(known, own, anchor_texts, corpus_texts)
+    forbidden, counts = forbidden_rows(known, own, anchor_texts, corpus_texts, total)
     where = None if folder is None else Path(folder)
     if isinstance(index, str):
         index = make_index(rows, index, where)
     kept = None
     if where is not None:
-        same_text = forbidden.same_text
-        lists = known.rows, known.starts, same_text.rows, same_text.starts
+        pairs = known.anchors, known.rows, forbidden.anchors, forbidden.rows
         scores = () if rescoring is None else (positive,)  # what tells cross-encoders apart
-        digest = digest_of(index.kind, units, rows, *lists, own, highest, choice, *scores)
+        digest = digest_of(index.kind, units, rows, *pairs, highest, choice, *scores)
         kept = where / f"mined-{digest}"  # finished blocks, by their first anchor
     miner = Miner(index, units, forbidden, known, highest, choice, rescoring)
     parts = [slice(n, min(n + ANCHORS_AT_ONCE, size)) for n in range(0, size, ANCHORS_AT_ONCE)]
@@ -319,7 +311,7 @@ def mine_hard_negatives(
         blocks[first] = block
         report(0.0)
     arrays = {name: np.concatenate([one[name] for one in blocks.values()]) for name in blocks[0]}
-    counts = forbidden.counts() | {name: arrays.pop(name) for name in REASONS if name in arrays}
+    counts |= {name: arrays.pop(name) for name in REASONS if name in arrays}
     return Mined(
         **arrays,
         positive_similarity=positive,
@@ -397,7 +389,7 @@ class Miner:
 
     index: Index
     anchors: Floats
-    forbidden: Forbidden
+    forbidden: Lists
     positives: Lists
     highest: Floats
     choice: Choice
@@ -408,7 +400,8 @@ class Miner:
         anchors, highest = self.anchors[part], self.highest[part]
         # A cross-encoder's bounds say nothing about cosines.
         bound = highest if self.rescoring is None else np.full_like(highest, np.inf)
-        allowed = self.forbidden.allowed(part, bound)
+        forbidden = self.forbidden[part]
+        allowed = Allowed(bound, forbidden.anchors, forbidden.rows)
         size, k = len(anchors), self.choice.k
         arrays: Block = {"indices": np.full((size, k), -1, dtype=np.int64)}
         for name in ("scores", *PAPER_COMPONENTS):

@@ -10,7 +10,6 @@ import numpy as np
 import torch
 
 from unremix.mining.embeddings import Floats, Integers
-from unremix.mining.filters import Lists
 
 ScorePairs = Callable[[list[tuple[str, str]]], Any]
 """A cross-encoder: n pairs of texts to n numbers, larger for more similar ones."""
@@ -48,12 +47,6 @@ class Rescoring:
                 "model with one output, without NaN"
             )
         return scores
-
-    def least_of_positives(self, positives: Lists) -> Floats:
-        """The lowest score of the positives of each anchor, shape (A,); inf without one."""
-        lowest = np.full(len(positives), np.inf, dtype=np.float32)
-        np.minimum.at(lowest, positives.anchors, self.of(positives.anchors, positives.rows))
-        return lowest
 
     def sort(self, anchors: Integers, rows: Integers) -> tuple[Integers, Floats]:
         """The pools (B, P) of B anchors with the highest score first, and the scores.

@@ -200,8 +200,7 @@ def write_neighbors(
     page = page_path(source, "neighbors", output)
     titles, units, rows, shown = _read_queries(source, queries)
     own = np.flatnonzero(rows >= 0)
-    order = own[np.argsort(rows[own], kind="stable")]
-    allowed = Allowed(Allowed.everything(len(units)).highest, order, rows[order])
+    allowed = Allowed(Allowed.everything(len(units)).highest, own, rows[own])
     index = make_index(source.units, kind, source.kept)
     near = index.search(units, k, allowed, advance)
     groups = []
