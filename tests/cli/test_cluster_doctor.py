@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from unremix.cli import cluster_doctor, main
+from unremix.cli import doctor, main
 
 
 def shown(capsys: pytest.CaptureFixture[str]) -> str:
@@ -17,8 +17,7 @@ def shown(capsys: pytest.CaptureFixture[str]) -> str:
 def test_what_is_missing_is_named_with_its_command(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(cluster_doctor, "version_of", lambda package: None)
-    monkeypatch.setattr("unremix.cli.doctor.version_of", lambda package: None)
+    monkeypatch.setattr(doctor, "version_of", lambda package: None)
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setenv("UNREMIX_CACHE", str(tmp_path / "not" / "there"))
     text = shown(capsys)
@@ -33,7 +32,7 @@ def test_what_is_missing_is_named_with_its_command(
 def test_slurm_answers_for_itself(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(cluster_doctor, "_ray", lambda: iter(()))
+    monkeypatch.setattr(doctor, "_ray", lambda: iter(()))
     sinfo = tmp_path / "sinfo"
     sinfo.write_text('#!/bin/sh\necho "gpu*: 4 nodes, 32 CPUs and gpu:a100:8 each, up"\n')
     sinfo.chmod(0o755)
@@ -51,4 +50,4 @@ def test_the_file_system_of_a_folder(
 ) -> None:
     mounts = "/dev/sda / ext4 rw 0 0\nserver:/x /shared nfs4 rw 0 0\nproc /proc proc rw 0 0\n"
     monkeypatch.setattr(Path, "read_text", lambda self, encoding: mounts)
-    assert cluster_doctor._file_system(Path(place)) == kind
+    assert doctor._file_system(Path(place)) == kind

@@ -9,14 +9,12 @@ from __future__ import annotations
 import json
 import platform
 import time
-from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch.utils.benchmark import Timer
 
 import unremix
 from unremix.console.quantities import amount
@@ -29,42 +27,23 @@ from unremix.training.freed_memory import keep_freed_memory
 from unremix.training.precision import cpu_speed, device_kind, processor
 
 PAIRS, FEATURES, HIDDEN = (256, 1024, 4096), 128, 512
-CALLS, SECONDS = 10, 3.0  # of a loss, at most
+SECONDS = 1.0  # for the calls of a loss, about
 LOSSES_SECONDS = 40.0  # after which no other one begins
 STEP_SECONDS = 12.0  # for all steps of a setting, about
 WIDTHS = {"cpu": (16,), "mps": (16,), "cuda": (16, 64)}
 
 
-def _seconds(call: Callable[[], object], device: str) -> float:
-    started = time.perf_counter()
-    call()
-    if device != "cpu":
-        getattr(torch, device).synchronize()
-    return time.perf_counter() - started
-
-
 def time_loss(loss_fn: TwoViewLoss, pairs: int, device: str) -> dict[str, Any]:
     """Forward and backward of so many pairs: median milliseconds and, on a GPU, bytes."""
-    loss_fn = loss_fn.to(device)
-
-    def views(width: int) -> tuple[Tensor, Tensor]:
-        first, second = torch.randn(2, pairs, width, device=device)
-        return first, second
-
-    z0, z1 = (one.requires_grad_() for one in views(FEATURES))
-    h0, h1 = views(HIDDEN)
-
-    def call() -> None:
-        loss_fn(z0, z1, h0, h1).backward()
-
-    _seconds(call, device)
     if device == "cuda":
         torch.cuda.reset_peak_memory_stats()
-    took: list[float] = []
-    while len(took) < CALLS and sum(took) < SECONDS:
-        took.append(_seconds(call, device))
-    found = {"loss": type(loss_fn).__name__, "pairs": pairs, "ms": 1000 * median(took)}
+    names: dict[str, Any] = {"loss_fn": loss_fn.to(device)}
+    for name, width in (("z0", FEATURES), ("z1", FEATURES), ("h0", HIDDEN), ("h1", HIDDEN)):
+        names[name] = torch.randn(pairs, width, device=device, requires_grad=name[0] == "z")
+    call, threads = "loss_fn(z0, z1, h0, h1).backward()", torch.get_num_threads()
+    took = Timer(call, globals=names, num_threads=threads).blocked_autorange(min_run_time=SECONDS)
     memory = torch.cuda.max_memory_allocated() if device == "cuda" else None
+    found = {"loss": type(loss_fn).__name__, "pairs": pairs, "ms": 1000 * took.median}
     return {**found, "bytes": memory}
 
 

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING, Any, Literal
+
+from unremix.console.printing import printable
+from unremix.console.quantities import counted
+from unremix.files.atomic_files import copy_file
+from unremix.files.remote import is_url
 
 if TYPE_CHECKING:
     from unremix.domains.options import TrainConfig
@@ -21,8 +26,6 @@ SWITCHES = ("trust", "allow_changed_data", "profile")
 
 def say(text: str) -> None:
     """Print a text that may hold names of files."""
-    from unremix.console.printing import printable
-
     print(printable(text))
 
 
@@ -32,8 +35,6 @@ def show_results(card: dict[str, Any], where: str) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from unremix.console.printing import printable
-    from unremix.console.quantities import counted
     from unremix.evaluation.card import card_table, spread_of
     from unremix.evaluation.health import health_in_words
 
@@ -52,8 +53,8 @@ def show_results(card: dict[str, Any], where: str) -> None:
             table.add_column(heading, justify="right" if number else "left", overflow="fold")
         for row in rows:
             table.add_row(*row)
-        title = f"{card['recipe']} on {card['data']}, {counted(card['epoch'], 'epoch')}"
-        title += f", seed {card['seed']}"
+        epochs = counted(card["epoch"], "epoch")
+        title = f"{card['recipe']} on {card['data']}, {epochs}, seed {card['seed']}"
         console.print(printable(title), soft_wrap=True)
         console.print(table)
         console.print(spread_of(card))
@@ -95,7 +96,7 @@ def compare(
     return 1 if run(config, training, command=command).failed else 0
 
 
-def evaluate_run(run: str, data: str | None = None, trust: bool = False) -> None:
+def evaluate(run: str, *, data: str | None = None, trust: bool = False) -> None:
     """Measure a run's encoder again, on its own data or on others.
 
     Args:
@@ -114,6 +115,7 @@ def evaluate_run(run: str, data: str | None = None, trust: bool = False) -> None
 
 def embed(
     run: str | None = None,
+    *,
     data: list[str] | None = None,
     output: str | None = None,
     encoder: str | None = None,
@@ -140,7 +142,6 @@ def embed(
         on: This machine (local), or Ray, where the same command continues what was stopped.
         trust: Allow code that the run's folder names to run.
     """
-    from unremix.console.quantities import counted
     from unremix.training.embedding import embed_to_file
     from unremix.training.run import Run
 
@@ -150,7 +151,6 @@ def embed(
 
         if run is None:
             raise ValueError("expected a run's folder with --on ray, got none; leave --on out")
-
         place = str(Path(run) / "embeddings") if output is None else output
         with showing("embedding") as advance:
             written = embed_on_ray(
@@ -173,8 +173,8 @@ def embed(
         return
     config = Run(run).config
     if data is None and config.limit is not None:
-        limited = f"The run was limited by --limit {config.limit}"
-        say(f"{limited}; --data {quote(config.data)} embeds everything")
+        everything = f"--data {quote(config.data)} embeds everything"
+        say(f"The run was limited by --limit {config.limit}; {everything}")
 
 
 def _on_disk(output: str, remedy: str) -> Path:
@@ -183,8 +183,6 @@ def _on_disk(output: str, remedy: str) -> Path:
     Raises:
         ValueError: If it is a URL.
     """
-    from unremix.files.remote import is_url
-
     if is_url(output):
         raise ValueError(
             f"expected a file on this machine, got {output!r}; {remedy}, or copy it afterwards"
@@ -194,6 +192,7 @@ def _on_disk(output: str, remedy: str) -> Path:
 
 def export(
     run: str,
+    *,
     format: Literal["safetensors", "torchvision", "onnx"] = "safetensors",
     output: str | None = None,
     trust: bool = False,
@@ -216,6 +215,7 @@ def export(
 
 
 def mine(
+    *,
     anchors: str,
     positives: str,
     corpus: str | None = None,
@@ -227,8 +227,8 @@ def mine(
     max_score: float | None = None,
     min_score: float | None = None,
     duplicate_threshold: float = 0.95,
-    components: list[str] | None = None,
-    mix: list[float] | None = None,
+    components: tuple[str, ...] | None = None,
+    mix: tuple[float, ...] | None = None,
     posterior_temperature: float = 0.05,
     sampling: Literal["importance", "top", "random"] = "importance",
     pool: int | None = None,
@@ -352,7 +352,7 @@ class OnEmbeddings:
         trust: Allow code that the run's folder names to run.
     """
 
-    source: str | None = None
+    source: str | None = field(default=None, kw_only=False)
     encoder: str | None = None
     data: str | None = None
     output: str | None = None
@@ -388,16 +388,13 @@ class Neighbors(OnEmbeddings):
     def __call__(self) -> None:
         """Search, and write the page."""
         from unremix.console.progress import showing
+        from unremix.core.checks import check_count
         from unremix.report.browse import write_neighbors
 
-        if self.k < 1:
-            raise ValueError(
-                f"expected k of at least 1, got {self.k}; ask for one neighbor or more"
-            )
+        check_count("k", self.k, 1, "ask for one neighbor or more")
         found = self.open()
         with showing("searching") as advance:
-            written = write_neighbors(found, self.query, self.k, self.output, self.index, advance)
-        _say(written)
+            _say(write_neighbors(found, self.query, self.k, self.output, self.index, advance))
 
 
 @dataclass(kw_only=True)
@@ -420,8 +417,7 @@ class Duplicates(OnEmbeddings):
 
         found = self.open()
         with showing("searching") as advance:
-            written = write_duplicates(found, self.threshold, self.output, self.index, advance)
-        _say(written)
+            _say(write_duplicates(found, self.threshold, self.output, self.index, advance))
 
 
 @dataclass(kw_only=True)
@@ -556,7 +552,7 @@ def recipes(recipe: str | None = None) -> None:
     show(["--config", "settings that ship with the package, for every recipe"], shipped().items())
 
 
-def report(runs: list[str], output: str | None = None, trust: bool = False) -> None:
+def report(runs: list[str], *, output: str | None = None, trust: bool = False) -> None:
     """Write the page of a run or a comparison again, or compare any runs on a page.
 
     Args:
@@ -565,20 +561,16 @@ def report(runs: list[str], output: str | None = None, trust: bool = False) -> N
             comparison.html here, unless that compares other runs.
         trust: Allow code that a run's folder names to run, and data at a URL to be requested.
     """
-    from unremix.files.atomic_files import copy_file
-    from unremix.report import (
-        comparison_page,
-        write_comparison,
-        write_comparison_of,
-        write_report,
-    )
+    from unremix import report as pages
     from unremix.training.run import Run
 
     folders = [Path(run) for run in runs]
     if len(folders) > 1:
-        page = write_comparison(folders, output or comparison_page(folders), trust=trust)
+        page = pages.write_comparison(
+            folders, output or pages.comparison_page(folders), trust=trust
+        )
     elif (folders[0] / "comparison.yaml").exists():
-        written = write_comparison_of(folders[0], trust=trust)
+        written = pages.write_comparison_of(folders[0], trust=trust)
         if written is None:
             raise ValueError(
                 f"expected at least two finished runs in {folders[0]}, got fewer; let "
@@ -586,7 +578,7 @@ def report(runs: list[str], output: str | None = None, trust: bool = False) -> N
             )
         page = written
     else:
-        page = write_report(Run(folders[0], trust=trust))
+        page = pages.write_report(Run(folders[0], trust=trust))
     if output is not None and len(folders) == 1:  # the folder keeps its own
         copy_file(page, Path(output))
         page = Path(output)
@@ -595,6 +587,7 @@ def report(runs: list[str], output: str | None = None, trust: bool = False) -> N
 
 def study(
     file: str,
+    *,
     output: str | None = None,
     stage: str | None = None,
     jobs: int | None = None,
@@ -620,6 +613,7 @@ def study(
 
 def reproduce(
     name: str,
+    *,
     scale: Literal["smoke", "cpu", "paper"] = "cpu",
     seeds: int | None = None,
     data: tuple[str, ...] | str | None = None,
@@ -656,7 +650,7 @@ def reproduce(
 
 
 def doctor(
-    cluster: bool = False, benchmark: bool = False, output: str = "unremix-benchmark.json"
+    *, cluster: bool = False, benchmark: bool = False, output: str = "unremix-benchmark.json"
 ) -> None:
     """Report what is installed, what is missing, and the command that installs it.
 
@@ -670,33 +664,20 @@ def doctor(
 
         measure(Path(output))
         return
-    if cluster:
-        from unremix.cli.cluster_doctor import show_cluster
+    from unremix.cli.doctor import show_cluster, show_installation
 
-        show_cluster()
-        return
-    from unremix.cli.doctor import show_installation
-
-    show_installation()
+    (show_cluster if cluster else show_installation)()
 
 
-COMMANDS: dict[str, Callable[..., Any]] = {
-    "evaluate": evaluate_run,
-    "embed": embed,
-    "export": export,
-    "mine": mine,
-    "neighbors": Neighbors,
-    "duplicates": Duplicates,
-    "cluster": Cluster,
-    "explore": Explore,
-    "classify": Classify,
-    "recipes": recipes,
-    "report": report,
-    "study": study,
-    "doctor": doctor,
-    "reproduce": reproduce,
-}
+def _by_name(*commands: Callable[..., Any]) -> dict[str, Callable[..., Any]]:
+    return {command.__name__.lower(): command for command in commands}
+
+
+COMMANDS = _by_name(
+    evaluate, embed, export, mine, Neighbors, Duplicates, Cluster, Explore, Classify, recipes,
+    report, study, doctor, reproduce,
+)  # fmt: skip
 SUMMARIES = {
-    name: (function.__doc__ or "").partition("\n")[0]
-    for name, function in {"train": train, "compare": compare, **COMMANDS}.items()
+    name: (command.__doc__ or "").partition("\n")[0]
+    for name, command in {**_by_name(train, compare), **COMMANDS}.items()
 }

@@ -1,21 +1,25 @@
-"""What is installed, what is missing, and the command that installs it."""
+"""What is installed, what is missing, and the command that installs it; and what clusters see."""
 
 from __future__ import annotations
 
 import os
 import platform
 import re
+import secrets
 import shutil
-from collections.abc import Mapping
+import subprocess
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 
 import unremix
-from unremix.console.printing import printable
+from unremix.console.printing import one_line, printable
 from unremix.console.quantities import counted
 from unremix.console.suggestions import torchvision_problem, version_of
 from unremix.core.engines import engine_report
+from unremix.files.remote import cache_folder
 from unremix.training.precision import cpu_speed, device_kind, fast_precision
 
 # What each package is for, and the command that brings it.
@@ -38,6 +42,18 @@ PACKAGES = {
     "torch_geometric": ("graphs", 'pip install "unremix[graph]"'),
     "rdkit": ("molecules from SMILES", 'pip install "unremix[molecules]"'),
 }
+OF_CLUSTERS = {
+    "ray": ("--on ray", 'pip install "unremix[ray]"'),
+    "pyarrow": ("embed --on ray", 'pip install "unremix[ray]"'),
+    "submitit": ("--on slurm", 'pip install "unremix[slurm]"'),
+    "fsspec": ("data behind URLs", 'pip install "unremix[train]"'),
+    "aiohttp": ("https://", "pip install aiohttp"),
+    "s3fs": ("s3://", 'pip install "unremix[s3]"'),
+    "gcsfs": ("gs://", "pip install gcsfs"),
+    "huggingface_hub": ("hf://", 'pip install "unremix[hub]"'),
+}
+SHARED = ("nfs", "nfs4", "lustre", "gpfs", "beegfs", "cephfs", "ceph", "fuse.ceph", "glusterfs")
+PATIENCE = 20  # seconds that a node or a command may take to answer
 
 
 # Versions below these have known holes: what somebody else's file can do there.
@@ -130,3 +146,121 @@ def show_packages(packages: Mapping[str, tuple[str, str]]) -> None:
     for row in rows:
         cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
         print("  ".join(cells).rstrip())
+
+
+def show_cluster() -> None:
+    """Print what each engine sees, and what is missing."""
+    sections = {"Ray": _ray, "SLURM": _slurm, "torchrun": _torchrun, "Storage": _storage}
+    for title, lines in sections.items():
+        print(f"{title}:")
+        for line in lines():
+            print(printable(f"  {line}"))
+        print()
+    show_packages(OF_CLUSTERS)
+
+
+def _ray() -> Iterator[str]:
+    if version_of("ray") is None:
+        yield 'not installed: pip install "unremix[ray]"'
+        return
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    import ray
+
+    connected = ray.is_initialized()
+    try:
+        if not connected:
+            ray.init(address="auto", log_to_driver=False, logging_level="ERROR")
+    except (ConnectionError, RuntimeError, ValueError) as error:
+        if address := os.environ.get("RAY_ADDRESS"):
+            yield f"no cluster at RAY_ADDRESS {address}: {one_line(str(error))[:200]}"
+        else:
+            yield "no cluster runs here, and RAY_ADDRESS names none"
+        yield "--on ray uses the cores of this machine; 'ray start --head' starts a cluster"
+        return
+    try:
+        yield from _ray_nodes(ray)
+    finally:
+        if not connected:
+            ray.shutdown()
+
+
+def _ray_nodes(ray: Any) -> Iterator[str]:
+    """A line per node: what it has, and whether it sees this folder and has our package."""
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    def look(path: str) -> tuple[bool, str | None]:
+        from importlib.metadata import PackageNotFoundError, version
+
+        try:
+            return os.path.exists(path), version("unremix")
+        except PackageNotFoundError:
+            return os.path.exists(path), None
+
+    marker = Path.cwd() / f".unremix-{secrets.token_hex(8)}.tmp"
+    marker.touch()
+    try:
+        nodes = [node for node in ray.nodes() if node["Alive"]]
+        yield counted(len(nodes), "node")
+        for node in nodes:
+            has = node["Resources"]
+            words = f"{node['NodeManagerHostname']}: {has.get('CPU', 0):g} CPUs, "
+            words += f"{has.get('GPU', 0):g} GPUs, {has.get('memory', 0) / 2**30:.0f} GiB"
+            there = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
+            task = ray.remote(look).options(num_cpus=0, scheduling_strategy=there)
+            try:
+                sees, version = ray.get(task.remote(str(marker)), timeout=PATIENCE)
+            except ray.exceptions.RayError as error:
+                yield f"{words}; does not answer ({one_line(str(error))[:120]})"
+                continue
+            blind = f"does not see {marker.parent}: work on storage that all nodes share"
+            package = f"unremix {version}" if version else "unremix is not installed there"
+            yield f"{words}; {f'sees {marker.parent}' if sees else blind}; {package}"
+    finally:
+        marker.unlink()
+
+
+def _slurm() -> Iterator[str]:
+    if version_of("submitit") is None:
+        yield 'submitit is not installed: pip install "unremix[slurm]"'
+    if shutil.which("sinfo") is None:
+        yield "no SLURM here: sinfo is not found; log in to a node that submits jobs"
+        return
+    words = ["sinfo", "--noheader", "--format", "%P: %D nodes, %c CPUs and %G each, %a"]
+    try:
+        answer = subprocess.run(words, capture_output=True, text=True, timeout=PATIENCE, check=True)
+    except (OSError, subprocess.SubprocessError) as error:
+        yield f"sinfo does not answer ({one_line(str(error))[:200]})"
+        return
+    yield from answer.stdout.splitlines()
+
+
+def _torchrun() -> Iterator[str]:
+    if not torch.distributed.is_available():
+        yield "this torch has no torch.distributed: install another build"
+        return
+    known = ("gloo", "nccl")
+    found = [one for one in known if getattr(torch.distributed, f"is_{one}_available")()]
+    backends = ", ".join(found) or "none"
+    yield f"backends {backends}; {torch.cuda.device_count()} GPUs on this machine"
+
+
+def _storage() -> Iterator[str]:
+    kind = _file_system(Path.cwd())
+    remark = ": several nodes need an --output that they share"
+    remark = ", which nodes can share" if kind in SHARED else remark
+    yield f"{Path.cwd()} is on {kind or 'an unknown file system'}{remark}"
+    folder = cache_folder()
+    above = next(path for path in (folder, *folder.parents) if path.exists())
+    free = shutil.disk_usage(above).free / 2**30
+    yield f"cache for data behind URLs: {folder}, {free:.1f} GiB free (UNREMIX_CACHE)"
+
+
+def _file_system(path: Path) -> str | None:
+    """The kind of file system that a path is on; None if unknown."""
+    try:
+        lines = Path("/proc/mounts").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return None
+    mounts = [line.split()[1:3] for line in lines]
+    above = [(len(place), kind) for place, kind in mounts if path.is_relative_to(place)]
+    return max(above)[1] if above else None

@@ -112,21 +112,17 @@ def out_of_memory(error: BaseException) -> bool:
 
 
 def _run(command: str, typed: list[str]) -> int:
-    if command == "doctor" and len(typed) == 1:  # needs no parser
+    if typed == ["doctor"]:  # needs no parser
         commands.doctor()
-        return 0
-    if command in ("train", "compare") and {"-h", "--help", "--help_all"} & set(typed):
-        from unremix.cli.help import options_help
-
-        print(options_help(command, typed[1:], everything="--help_all" in typed))
-        return 0
-    if {"-h", "--help"} & set(typed):
-        from unremix.cli.help import command_help
-
-        print(command_help(command))
         return 0
     from unremix.cli.parser import CONFIG_SWITCHES, HIDDEN, parse
 
+    if {"-h", "--help", "--help_all"} & set(typed):
+        from unremix.cli.help import command_help, options_help
+
+        helped = command_help(command) if command in commands.COMMANDS else None
+        print(helped or options_help(command, typed[1:], "--help_all" in typed))
+        return 0
     words = shlex.join(["unremix", *typed])
     chosen = parse(command, typed[1:])
     gc.enable()

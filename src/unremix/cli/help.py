@@ -6,20 +6,10 @@ import re
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import MISSING, Field, fields
-from inspect import Parameter, signature
 from typing import Any
 
+from unremix.cli import parser
 from unremix.cli.commands import COMMANDS, SUMMARIES
-from unremix.cli.parser import (
-    CONFIG,
-    DRY_RUN,
-    HIDDEN,
-    SHORT,
-    argument,
-    by_position,
-    load_typed,
-    usage_of,
-)
 from unremix.domains import DOMAINS, Domain, default_domain
 from unremix.domains.options import INTERNAL, SELECTIVE, TrainConfig
 from unremix.experiments.plan import OWN, CompareConfig, domain_of
@@ -31,7 +21,7 @@ NAMES = 20  # columns of the options' names
 ROOM = WIDTH - NAMES - 2
 
 
-def options_help(command: str, words: Sequence[str], *, everything: bool) -> str:
+def options_help(command: str, words: Sequence[str], everything: bool) -> str:
     """The help of train and compare.
 
     Args:
@@ -40,9 +30,9 @@ def options_help(command: str, words: Sequence[str], *, everything: bool) -> str
         everything: Whether to show all options of all domains in full.
     """
     domain = _domain(words)
-    lines = [f"usage: {usage_of(command)}", ""]
-    lines += _option("config", CONFIG, "", everything)
-    lines += _option("dry_run", DRY_RUN, "", everything)
+    lines = [f"usage: {parser.usage_of(command)}", ""]
+    lines += _option("config", parser.CONFIG, "", everything)
+    lines += _option("dry_run", parser.DRY_RUN, "", everything)
     if command == "compare":
         lines += _options(CompareConfig, everything)
     skip = {*INTERNAL, *(("progress", *OWN) if command == "compare" else ())}
@@ -77,15 +67,13 @@ def options_help(command: str, words: Sequence[str], *, everything: bool) -> str
 
 def command_help(command: str) -> str:
     """The help of a command other than train and compare: what it needs, then its options."""
-    function = COMMANDS[command]
-    lines = [f"usage: {usage_of(command)}", "", SUMMARIES[command], ""]
-    texts = described(function)
-    for name, its in signature(function).parameters.items():
-        unset = its.default in (Parameter.empty, None) or its.default is False
-        usual = "" if unset else written(its.default)
-        label = f"{SHORT[name]}, --{name}" if name in SHORT else f"--{name}"
-        label = argument(command, its) if by_position(command, its) else label
-        lines += [] if name == HIDDEN else _lines(label, texts[name], usual)
+    lines = [f"usage: {parser.usage_of(command)}", "", SUMMARIES[command], ""]
+    texts = described(COMMANDS[command])
+    for name, its in parser.parameters_of(command).items():
+        unset = parser.is_needed(its) or its.default is None or its.default is False
+        label = f"{parser.SHORT[name]}, --{name}" if name in parser.SHORT else f"--{name}"
+        label = parser.argument(its) if parser.by_position(its) else label
+        lines += _lines(label, texts[name], "" if unset else written(its.default))
     return "\n".join(lines)
 
 
@@ -94,7 +82,7 @@ def _domain(words: Sequence[str]) -> Domain:
     typed = re.findall(r"--(domain|imports|recipes?)[= ](\[.*?\]|\S+)", " ".join(words))
     given: dict[str, str] = dict(typed)
     if "imports" in given:
-        load_typed(given["imports"])
+        parser.load_typed(given["imports"])
     recipe = given.get("recipe") or given.get("recipes") or ""
     return DOMAINS.get(given.get("domain") or domain_of(recipe) or "") or default_domain()
 

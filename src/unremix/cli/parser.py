@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
 from inspect import Parameter, signature
 from itertools import takewhile
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any, get_args, get_type_hints
 
 from unremix.cli.commands import COMMANDS, SWITCHES
 from unremix.console.suggestions import Mistyped, did_you_mean
@@ -15,16 +16,8 @@ from unremix.files.atomic_files import read_text
 
 CONFIG = "A YAML file of options, or the name of a setting that ships with the package."
 DRY_RUN = "Measure a few steps, estimate memory, time and disk of the whole, and write nothing."
-# Arguments of commands as a person types them: --data *.jpg, -o page.html.
-SEVERAL = {("embed", "data"), ("neighbors", "query"), ("report", "runs")}
-ON_EMBEDDINGS = ("explore", "neighbors", "duplicates", "cluster", "classify")
-# By position, or not at all.
-OPTIONAL = {("recipes", "recipe"), ("embed", "run"), *((name, "source") for name in ON_EMBEDDINGS)}
-# Never by position.
-NAMED = {
-    ("mine", "anchors"), ("mine", "positives"), ("neighbors", "query"), ("classify", "labels"),
-}  # fmt: skip
 SHORT = {"output": "-o", "k": "-k"}
+LONG = {short: f"--{name}" for name, short in SHORT.items()}
 WITH_CONFIG = ("train", "compare")
 CONFIG_SWITCHES = (*SWITCHES, "dry_run", "print_config")
 HIDDEN = "command"  # what was typed, which the entry adds
@@ -53,21 +46,15 @@ def parse(command: str, words: Sequence[str]) -> dict[str, Any]:
     """
     if command in WITH_CONFIG:
         return _parse_training(command, words)
-    hints = get_type_hints(COMMANDS[command])
-    for name in ("return", HIDDEN):
-        hints.pop(name, None)
-    parameters = _parameters(command)
-    given = _split(
-        command, words, [n for n, one in parameters.items() if by_position(command, one)]
-    )
-    values = dict(_values(command, given, hints))
-    required = [name for name, one in parameters.items() if one.default is Parameter.empty]
-    _require(command, [name for name in required if name not in values])
+    given = _split(command, words)
+    values = dict(_values(given, _hints(command)))
+    needed = [name for name, one in parameters_of(command).items() if is_needed(one)]
+    _require(command, [name for name in needed if name not in values])
     return values
 
 
 def _parse_training(command: str, words: Sequence[str]) -> dict[str, Any]:
-    given = _split(command, words, [])
+    given = _split(command, words)
     file, trust = {}, bool(given.get("trust"))
     if "config" in given:
         file = {k: v for k, v in _read_file(str(given.pop("config"))).items() if k not in given}
@@ -85,10 +72,10 @@ def _parse_training(command: str, words: Sequence[str]) -> dict[str, Any]:
     if code and not trust:
         raise untrusted(code, "the --config file")
     load_extensions(file.get("imports") or ())
-    hints = training_hints(command)
-    values = dict(_values(command, file, hints)) | dict(_values(command, given, hints))
-    if command == "compare":
-        _require(command, [name for name in ("recipes",) if name not in values])
+    hints = _hints(command)
+    values = dict(_values(file, hints)) | dict(_values(given, hints))
+    if command == "compare" and "recipes" not in values:
+        _require(command, ["recipes"])
     return values
 
 
@@ -99,8 +86,10 @@ def load_typed(text: str) -> None:
     load_extensions(_value("imports", text, tuple[str, ...]))
 
 
-def training_hints(command: str) -> dict[str, Any]:
-    """The type of every option of train or compare, by its name."""
+def _hints(command: str) -> dict[str, Any]:
+    """The type of every option of a command, by its name."""
+    if command not in WITH_CONFIG:
+        return {name: one.annotation for name, one in parameters_of(command).items()}
     from unremix.domains.options import option_hints
 
     hints = option_hints()
@@ -112,53 +101,49 @@ def training_hints(command: str) -> dict[str, Any]:
     return hints | {"config": str} | dict.fromkeys(CONFIG_SWITCHES, bool)
 
 
-def _split(command: str, words: Sequence[str], placed: list[str]) -> Words:
-    """What was typed for each option; ``placed`` names those that are typed without their name."""
+def _split(command: str, words: Sequence[str]) -> Words:
+    """What was typed for each option."""
     given: Words = {}
-    switches = CONFIG_SWITCHES if command in WITH_CONFIG else _switches(command)
-    long = {short: f"--{name}" for name, short in SHORT.items()}
-    rest, places = list(words), list(placed)
+    parameters = parameters_of(command)
+    places = [name for name, one in parameters.items() if by_position(one)]
+    several = {name for name, one in parameters.items() if is_several(one)}
+    switches: set[str] = {name for name, one in parameters.items() if one.annotation is bool}
+    switches = set(CONFIG_SWITCHES) if command in WITH_CONFIG else switches
+    rest = list(words)
 
     def following() -> list[str]:
-        values = list(takewhile(lambda one: not one.startswith("--") and one[:2] not in long, rest))
+        values = list(takewhile(lambda one: not one.startswith("--") and one[:2] not in LONG, rest))
         del rest[: len(values)]
-        return values
-
-    def need(values: list[str]) -> list[str]:
-        if not values:
-            raise Mistyped(f"expected a value for {word}, got none")
         return values
 
     while rest:
         word = rest.pop(0)
-        if word[:2] in long and len(word) > 2:  # such as -opage.html
+        if word[:2] in LONG and len(word) > 2:  # such as -opage.html
             rest.insert(0, word[2:].removeprefix("="))
             word = word[:2]
-        name, equals, text = long.get(word, word).removeprefix("--").partition("=")
-        if word not in long and not word.startswith("--"):
+        name, equals, text = LONG.get(word, word).removeprefix("--").partition("=")
+        if word not in LONG and not word.startswith("--"):
             if not places:
                 raise Mistyped(_superfluous(command, words, word))
-            several = (command, places[0]) in SEVERAL
-            given[places.pop(0)] = [word, *following()] if several else word
+            name = places.pop(0)
+            given[name] = [word, *following()] if name in several else word
         elif name in switches:
             if equals:  # --trust=false must not be taken for --trust
                 raise Mistyped(f"expected --{name} without a value, got {word}; leave it out")
             given[name] = True
-        elif (command, name) in SEVERAL:
-            given[name] = [text] if equals else need(following())
         elif equals:
-            given[name] = text
-        elif not rest or rest[0].startswith("--"):
-            unknown = "" if word in long else _unknown(command, word, [])
-            raise Mistyped(unknown or f"expected a value for {word}, got none")
-        else:
+            given[name] = [text] if name in several else text
+        elif name in several and (values := following()):
+            given[name] = values
+        elif name not in several and rest and not rest[0].startswith("--"):
             given[name] = rest.pop(0)
+        else:
+            _check_known(name, [], _hints(command))
+            raise Mistyped(f"expected a value for {word}, got none")
     return given
 
 
-def _values(
-    command: str, given: Mapping[str, Any], hints: Mapping[str, Any]
-) -> Iterator[tuple[str, Any]]:
+def _values(given: Mapping[str, Any], hints: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     """Name and value of each option."""
     sections = {name.partition(".")[0] for name in hints if "." in name}
     for name, text in given.items():
@@ -167,12 +152,11 @@ def _values(
             if not isinstance(inner, Mapping):
                 raise Mistyped(mismatch(f"--{name}", text, Mapping))
             dotted = {f"{name}.{key}": value for key, value in inner.items() if value is not None}
-            yield from _values(command, dotted, hints)
-        elif name not in hints:
-            words = [text] if isinstance(text, str) else []
-            raise Mistyped(_unknown(command, f"--{name}", words, hints))
-        elif text is not None:
-            yield name, _value(name, text, hints[name])
+            yield from _values(dotted, hints)
+        else:
+            _check_known(name, [text] if isinstance(text, str) else [], hints)
+            if text is not None:
+                yield name, _value(name, text, hints[name])
 
 
 def _value(name: str, text: Any, hint: Any) -> Any:
@@ -196,32 +180,30 @@ def _read_file(name: str) -> dict[str, Any]:
 
 def _require(command: str, missing: Sequence[str]) -> None:
     if missing:
-        named = [f"--{one}" for one in missing if command in WITH_CONFIG or (command, one) in NAMED]
-        others = [one.upper() for one in missing if f"--{one}" not in named]
-        wanted = " and ".join([*named, *others])
-        raise Mistyped(f"expected {wanted}, got nothing; usage: {usage_of(command)}")
+        placed = [name for name, one in parameters_of(command).items() if by_position(one)]
+        wanted = [name.upper() if name in placed else f"--{name}" for name in missing]
+        raise Mistyped(f"expected {' and '.join(wanted)}, got nothing; usage: {usage_of(command)}")
 
 
-def _unknown(
-    command: str, option: str, following: Sequence[str], hints: Mapping[str, Any] | None = None
-) -> str:
-    """The error for an option that the command does not have; empty if it has it."""
-    if hints is None:
-        hints = training_hints(command) if command in WITH_CONFIG else _parameters(command)
-    name = option.lstrip("-")
-    if name in hints:
-        return ""
-    hint = did_you_mean(name, hints) or "; see --help"
-    return f"expected options of this command, got {' '.join([option, *following])}{hint}"
+def _check_known(name: str, following: Sequence[str], hints: Mapping[str, Any]) -> None:
+    """Refuse an option that the command does not have."""
+    if name not in hints:
+        hint = did_you_mean(name, hints) or "; see --help"
+        raise Mistyped(
+            f"expected options of this command, got {' '.join([f'--{name}', *following])}{hint}"
+        )
 
 
 def _superfluous(command: str, words: Sequence[str], word: str) -> str:
     """The error for a word that follows no option."""
-    known = {"data": None} if command in WITH_CONFIG else _parameters(command)
-    needed = [one for one in known if (command, one) in NAMED and f"--{one}" not in words]
+    parameters = parameters_of(command)
+    named = [one for one in parameters.values() if is_needed(one) and not by_position(one)]
+    needed = [one.name for one in named if f"--{one.name}" not in words]
     if needed:
         hint = f"; did you mean --{needed[0]} {word}?"
-    elif "data" in known and not ("source" in known and "--encoder" in words):
+    elif (command in WITH_CONFIG or "data" in parameters) and not (
+        "source" in parameters and "--encoder" in words
+    ):
         hint = f"; did you mean {_meant(word, words)}?"
     else:
         hint = "; see --help"
@@ -242,23 +224,33 @@ def _meant(word: str, words: Sequence[str]) -> str:
     return f"--recipes {','.join(names)}" if word in names else f"--data {word}"
 
 
-def _parameters(command: str) -> Mapping[str, Parameter]:
-    return signature(COMMANDS[command]).parameters
+@cache
+def parameters_of(command: str) -> dict[str, Parameter]:
+    """The arguments of a command by name; none of train and compare, which take options alone."""
+    if command in WITH_CONFIG:
+        return {}
+    every = signature(COMMANDS[command], eval_str=True).parameters
+    return {name: one for name, one in every.items() if name != HIDDEN}
 
 
-def _switches(command: str) -> list[str]:
-    return [name for name, one in _parameters(command).items() if one.annotation == "bool"]
-
-
-def by_position(name: str, parameter: Parameter) -> bool:
+def by_position(parameter: Parameter) -> bool:
     """Whether an argument of a command is typed without its name."""
-    place = (name, parameter.name)
-    return place in OPTIONAL or (parameter.default is Parameter.empty and place not in NAMED)
+    return parameter.kind is Parameter.POSITIONAL_OR_KEYWORD
 
 
-def argument(name: str, parameter: Parameter) -> str:
+def is_needed(parameter: Parameter) -> bool:
+    """Whether an argument has to be typed."""
+    return parameter.default is Parameter.empty
+
+
+def is_several(parameter: Parameter) -> bool:
+    """Whether an argument takes several words: it is a list; a tuple is typed in brackets."""
+    return list[str] in (parameter.annotation, *get_args(parameter.annotation))
+
+
+def argument(parameter: Parameter) -> str:
     """The placeholder of an argument in a usage line."""
-    several = (name, parameter.name) in SEVERAL
+    several = is_several(parameter)
     return parameter.name.removesuffix("s" * several).upper() + " ..." * several
 
 
@@ -269,13 +261,12 @@ def usage_of(name: str) -> str:
         >>> usage_of("neighbors")
         'unremix neighbors [SOURCE] --query QUERY ... [--OPTION VALUE ...]'
     """
-    parameters = [] if name in WITH_CONFIG else _parameters(name).values()
-    words = ["unremix", name]
+    words, parameters = ["unremix", name], parameters_of(name).values()
     for one in parameters:
-        if (name, one.name) in OPTIONAL:
-            words.append(f"[{argument(name, one)}]")
-        elif one.default is Parameter.empty:
-            words.append(f"--{one.name} " * ((name, one.name) in NAMED) + argument(name, one))
-    if name in WITH_CONFIG or any(not by_position(name, one) for one in parameters):
+        if by_position(one):
+            words.append(argument(one) if is_needed(one) else f"[{argument(one)}]")
+        elif is_needed(one):
+            words.append(f"--{one.name} {argument(one)}")
+    if not parameters or not all(map(by_position, parameters)):
         words.append("[--OPTION VALUE ...]")
     return " ".join(words)
