@@ -6,11 +6,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-import numpy as np
-
 from unremix.core.checks import check_choice, check_count
 from unremix.core.scores import PAPER_COMPONENTS
 from unremix.mining.embeddings import Floats, digest_of, kept_embeddings, unit_rows
+from unremix.mining.filters import Lists, similarity_of_pairs
 from unremix.mining.index import Kind
 from unremix.mining.mine import Sampling
 from unremix.mining.mine import mine_hard_negatives as mine
@@ -161,19 +160,18 @@ def mine_hard_negatives(
     )
     if verbose:
         print(*mined.summary(), sep="\n")
-    numbers = np.repeat(np.arange(len(anchors)), [len(one) for one in positives])
-    of = np.concatenate(positives).astype(np.int64)
+    given = Lists.of(positives)
     if score is None:
-        similarity = np.einsum("nd,nd->n", unit_rows(queries)[numbers], unit_rows(rows[of]))
+        similarity = similarity_of_pairs(unit_rows(queries), rows, given)
     else:
-        similarity = Rescoring(score, anchors, texts).of(numbers, of)
+        similarity = Rescoring(score, anchors, texts).of(given.anchors, given.rows)
     negatives = [
         [(texts[row], float(value)) for row, value in zip(found, values, strict=True) if row >= 0]
         for found, values in zip(mined.indices, mined.similarity, strict=True)
     ]
     pairs = [
         (anchors[number], texts[row], value, negatives[number])
-        for number, row, value in zip(numbers, of, similarity.tolist(), strict=True)
+        for number, row, value in zip(given.anchors, given.rows, similarity.tolist(), strict=True)
     ]
     names = anchor_name, positive_name
     columns = _formatted(output_format, output_scores, names, pairs, mined.indices.shape[1])

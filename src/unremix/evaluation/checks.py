@@ -66,19 +66,24 @@ def checked_labels(
     return labels
 
 
-def count_classes(labels: Tensor, name: str) -> int:
-    """C, one more than the highest of checked labels (n,), which an error calls ``name``.
+def checked_samples(
+    features: Tensor, labels: Tensor, name: str = "the features", of_labels: str = "the labels"
+) -> tuple[Tensor, Tensor, int]:
+    """Features (n, D) and labels (n,) for a classifier, and C, one more than the highest label.
 
     Raises:
-        ValueError: If all labels are the same.
+        ValueError: As for :func:`checked_features` and :func:`checked_labels`; also if all labels
+            are the same.
     """
+    features = checked_features(features, name)
+    labels = checked_labels(labels, features, of_labels)
     lowest, highest = int(labels.min()), int(labels.max())
     if lowest == highest:
         raise ValueError(
-            f"expected {name} of at least two classes, got only class {lowest}; "
+            f"expected {of_labels} to be of at least two classes, got only class {lowest}; "
             "every prediction would be right"
         )
-    return highest + 1
+    return features, labels, highest + 1
 
 
 def check_same_size(first: Tensor, second: Tensor, names: str) -> None:

@@ -12,7 +12,7 @@ from unremix.evaluation.checks import (
     check_same_size,
     checked_features,
     checked_labels,
-    count_classes,
+    checked_samples,
 )
 
 TILE_ENTRIES = 2**24  # similarities held at a time: 64 MB in float32
@@ -129,9 +129,9 @@ def knn_accuracy(
         >>> knn_accuracy(bank, bank_labels, queries, torch.tensor([0, 1, 1, 1])).value
         0.75
     """
-    bank, queries = checked_features(bank, "the bank"), checked_features(queries, "the queries")
-    bank_labels = checked_labels(bank_labels, bank, "the bank's labels")
-    num_classes = count_classes(bank_labels, "a bank")
+    names = "the bank", "the bank's labels"
+    bank, bank_labels, num_classes = checked_samples(bank, bank_labels, *names)
+    queries = checked_features(queries, "the queries")
     labels = checked_labels(labels, queries, "the test labels", num_classes=num_classes)
     shares = knn_predict(bank, bank_labels, queries, k=k, temperature=temperature)
     return top_accuracy(shares, labels)
@@ -154,7 +154,5 @@ def leave_one_out_knn(
         >>> leave_one_out_knn(features, torch.tensor([0, 0, 1, 1]), k=1).value
         1.0
     """
-    features = checked_features(features, "the features")
-    labels = checked_labels(labels, features, "the labels")
-    count_classes(labels, "labels")
+    features, labels, _ = checked_samples(features, labels)
     return top_accuracy(knn_predict(features, labels, k=k, temperature=temperature), labels)

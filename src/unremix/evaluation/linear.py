@@ -16,7 +16,7 @@ from unremix.evaluation.checks import (
     check_same_size,
     checked_features,
     checked_labels,
-    count_classes,
+    checked_samples,
 )
 
 Progress = Callable[[int, float], None]
@@ -92,11 +92,10 @@ def linear_probe(
     Reference:
         Protocol and defaults: HCL (Robinson et al. 2021), which UnReMix follows.
     """
-    x = checked_features(train_features, "the training features")
+    names = "the training features", "the training labels"
+    x, y, num_classes = checked_samples(train_features, train_labels, *names)
     test = checked_features(test_features, "the test features")
     check_same_size(x, test, "training and test features")
-    y = checked_labels(train_labels, x, "the training labels")
-    num_classes = count_classes(y, "training labels")
     test = test.to(x)
     truth = checked_labels(test_labels, test, "the test labels", num_classes=num_classes)
     check_positive(epochs=epochs, batch_size=batch_size)

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from unremix.core.checks import check_choice, check_count, check_positive
-from unremix.evaluation.checks import checked_features, checked_labels, count_classes
+from unremix.evaluation.checks import checked_samples
 from unremix.evaluation.nested import Labels, Split, cross_validate, stratified
 
 Kernel = Literal["rbf", "linear", "logistic"]
@@ -208,9 +208,7 @@ def svm_accuracy(
     from sklearn.exceptions import ConvergenceWarning  # type: ignore[import-untyped]
     from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
-    features = checked_features(features, "the features")
-    labels = checked_labels(labels, features, "the labels")
-    count_classes(labels, "labels")
+    features, labels, _ = checked_samples(features, labels)
     check_choice("kernel", kernel, tuple(_DESCRIBED))
     grid = tuple(sorted(float(value) for value in C))
     if not grid or not 0 < grid[0] <= grid[-1] < float("inf"):

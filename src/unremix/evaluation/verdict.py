@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from statistics import stdev
+from typing import Any, NamedTuple
 
 from unremix.evaluation.accuracy import agreement
 from unremix.evaluation.card import (
@@ -69,23 +70,18 @@ def difference(
         low, high = (math.sqrt(a * a - 2 * phi * a * b + b * b) for a, b in (below, above))
         return delta, delta - low, delta + high
     if "accuracies" in measure and len(measure["accuracies"]) == len(other["accuracies"]) > 1:
-        half = _over_folds(measure, other["accuracies"])
+        from scipy.stats import t  # type: ignore[import-untyped]
+
+        pairs = zip(measure["accuracies"], other["accuracies"], strict=True)
+        gaps = [ours - theirs for ours, theirs in pairs]
+        shared = 1 / (measure.get("folds", len(gaps)) - 1)
+        quantile = float(t.ppf((1 + CONFIDENCE) / 2, len(gaps) - 1))
+        half = quantile * stdev(gaps) * math.sqrt(1 / len(gaps) + shared)
     elif "standard_error" in measure and "standard_error" in other:
         half = 1.96 * math.hypot(measure["standard_error"], other["standard_error"])
     else:
         return None
     return delta, delta - half, delta + half
-
-
-def _over_folds(measure: Mapping[str, Any], others: Sequence[float]) -> float:
-    from statistics import stdev
-
-    from scipy.stats import t  # type: ignore[import-untyped]
-
-    gaps = [a - b for a, b in zip(measure["accuracies"], others, strict=True)]
-    shared = 1 / (measure.get("folds", len(gaps)) - 1)
-    quantile = float(t.ppf((1 + CONFIDENCE) / 2, len(gaps) - 1))
-    return quantile * float(stdev(gaps)) * math.sqrt(1 / len(gaps) + shared)
 
 
 def verdict(card: Mapping[str, Any]) -> list[str]:
@@ -190,13 +186,11 @@ def best_reference(results: Mapping[str, Any]) -> str | None:
     """
     subject = subject_of(results)
     found: dict[str, float] = {}
-    for kind in results:
-        if kind not in ("trained", subject):
-            gaps = dict(comparable(results[subject], results[kind]))
-            path = "knn" if "knn" in gaps else next(iter(gaps), None)
-            if path is not None:
-                found[kind] = gaps[path][0]
-    return min(found, key=lambda kind: found[kind]) if found else None
+    for kind, others in results.items():
+        gaps = dict(comparable(results[subject], others))
+        if kind not in ("trained", subject) and gaps:
+            found[kind] = gaps.get("knn", next(iter(gaps.values())))[0]
+    return min(found, key=found.__getitem__, default=None)
 
 
 def best_encoder(results: Mapping[str, Any] | None) -> str:
@@ -256,20 +250,18 @@ def against(
         side = "better" if low > 0 else "worse" if high < 0 else "unclear"
         sides[side].append(f"{label_of(path)} {_shown(ours[path])} against {_shown(theirs[path])}")
     name = with_article(kind)
-    better, worse, unclear = (_some(sides[side]) for side in ("better", "worse", "unclear"))
-    if sides["better"] and sides["worse"]:
+    better, worse, unclear = (_some(parts) for parts in sides.values())
+    if better and worse:
         return "unclear", f"Mixed: better than {name} by {better}; worse by {worse}."
-    if sides["better"]:
-        rest = f"; no clear difference by {unclear}" if sides["unclear"] else ""
+    if better:
+        rest = f"; no clear difference by {unclear}" if unclear else ""
         return "better", f"Training helped: better than {name} ({better}{rest})."
-    if sides["worse"]:
-        if kind in ENCODERS:
-            return "worse", f"Training did harm: worse than {name} ({worse})."
+    if worse and kind in ENCODERS:
+        return "worse", f"Training did harm: worse than {name} ({worse})."
+    if worse:
         return "behind", f"Training did not help enough: worse than {name} ({worse})."
-    if not sides["unclear"]:
-        return None
-    said = f"no clear difference from {name} ({unclear})."
-    return "unclear", f"Training did not measurably help: {said}"
+    said = f"Training did not measurably help: no clear difference from {name} ({unclear})."
+    return ("unclear", said) if unclear else None
 
 
 def _some(parts: Sequence[str], most: int = 3) -> str:
@@ -282,18 +274,46 @@ def _shown(measure: Mapping[str, Any]) -> str:
     return f"{factor * measure['value']:.{digits}f}{' %' * in_percent(measure)}"
 
 
+class _Training(NamedTuple):
+    """What a card says of a training: the unit of its samples, their number, epochs and steps."""
+
+    unit: str
+    samples: int
+    epochs: float
+    steps: int
+    batch: int
+
+    @classmethod
+    def of(cls, card: Mapping[str, Any]) -> _Training | None:
+        """None where the card does not say all of it."""
+        counted = next((name for name in card if name.startswith("train_")), "")
+        found: list[Any] = [card.get(name) for name in (counted, "epoch", "step", "batch_size")]
+        return cls(counted.removeprefix("train_"), *found) if all(found) else None
+
+    @property
+    def steps_per_epoch(self) -> float:
+        return self.steps / self.epochs
+
+    @property
+    def has_large_batches(self) -> bool:
+        """Whether an epoch has so few steps that smaller batches are advised."""
+        return self.steps_per_epoch < STEPS_PER_EPOCH and self.batch > SMALLEST_BATCH
+
+
 def more_epochs(card: Mapping[str, Any]) -> int | None:
     """How many epochs are advised; None if there were enough, or if more is not what helps.
 
     Args:
         card: A card with ``epoch``, ``step``, ``batch_size`` and the number of training samples.
     """
-    counted, steps, per_epoch = _counted(card), int(card.get("step") or 0), _steps_per_epoch(card)
-    found = outcomes(card.get("results") or {})
-    if counted is None or not steps or "kept" in card or (found and found[0][0] == "worse"):
+    training, found = _Training.of(card), outcomes(card.get("results") or {})
+    if training is None or "kept" in card or (found and found[0][0] == "worse"):
         return None
-    if steps >= FEW_STEPS:
+    if training.steps >= FEW_STEPS:
         return None
+    per_epoch = training.steps_per_epoch
+    if training.has_large_batches:
+        per_epoch = max(per_epoch, training.samples // auto_batch(training.samples))
     wanted = math.ceil(FEW_STEPS / per_epoch)
     magnitude: int = 10 ** max(0, len(str(wanted)) - 2)
     return math.ceil(wanted / magnitude) * magnitude
@@ -312,35 +332,12 @@ def is_worth_more(card: Mapping[str, Any] | None) -> bool:
     return not found or found[0][0] == "better" or more_epochs(card) is not None
 
 
-def _counted(card: Mapping[str, Any]) -> str | None:
-    """The field that counts the samples of training."""
-    return next((name for name in card if name.startswith("train_")), None)
-
-
-def _has_large_batches(card: Mapping[str, Any]) -> bool:
-    """Whether an epoch has so few steps that smaller batches are advised."""
-    epochs, steps, batch = (card.get(name) for name in ("epoch", "step", "batch_size"))
-    if _counted(card) is None or not epochs or not steps or not batch:
-        return False
-    return bool(steps / epochs < STEPS_PER_EPOCH and batch > SMALLEST_BATCH)
-
-
-def _steps_per_epoch(card: Mapping[str, Any]) -> float:
-    """Steps of an epoch, with smaller batches where these are advised."""
-    counted, epochs, steps = _counted(card), card.get("epoch"), card.get("step")
-    per_epoch = steps / epochs if steps and epochs else 1.0
-    if counted is not None and _has_large_batches(card):
-        return float(max(per_epoch, card[counted] // auto_batch(card[counted])))
-    return float(per_epoch)
-
-
 def _advice(card: Mapping[str, Any], helped: str | None) -> list[str]:
     """What to change: batch size, epochs, where to start from."""
-    counted = _counted(card)
-    epochs, steps, batch = (card.get(name) for name in ("epoch", "step", "batch_size"))
-    if counted is None or not epochs or not steps or not batch:
+    training = _Training.of(card)
+    if training is None:
         return []
-    unit, count = counted.removeprefix("train_"), card[counted]
+    unit, count, epochs, steps, batch = training
     if "kept" in card:
         if helped == "better":
             return []
@@ -349,8 +346,8 @@ def _advice(card: Mapping[str, Any], helped: str | None) -> list[str]:
             "few labels, 'unremix classify' on the encoder as it came."
         ]
     sentences = []
-    if _has_large_batches(card):
-        per_epoch = steps / epochs
+    if training.has_large_batches:
+        per_epoch = training.steps_per_epoch
         sentences.append(
             f"{count} {unit} are few for batches of {batch}: an epoch has {per_epoch:.3g} "
             f"step{'s' * (per_epoch != 1)}. Lower --batch_size to {auto_batch(count)}."
