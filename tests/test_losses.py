@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 import unremix
 from unremix import HCLLoss, InfoNCELoss, UnReMixLoss
+from unremix.adapters.weighted import weights_of
 from unremix.core.pairs import Pairs
 from unremix.core.views import Views
 from unremix.losses import FORGOTTEN_AFTER
@@ -688,3 +689,15 @@ def test_a_mix_that_no_optimizer_moves_is_noticed(forgotten: bool) -> None:
             optimizer.step()
     said = [str(each.message) for each in caught if "has not moved" in str(each.message)]
     assert len(said) == forgotten
+
+
+def test_importance_shows_the_weights_of_the_loss_where_negatives_are_not_mutual() -> None:
+    loss_fn = UnReMixLoss(mix="fixed")
+    views = Views(torch.randn(16, 8), torch.randn(16, 6))
+    excluded = torch.arange(16)[None] % 4 == 0
+    pairs = replace(Pairs.both_views(8), excluded=excluded, non_negatives=None)
+
+    shown = loss_fn.importance_against(views, views, pairs).weights
+    used, _ = weights_of(loss_fn, loss_fn.compare(views, views, pairs))
+
+    assert torch.equal(shown, used)

@@ -83,8 +83,8 @@ PRESETS: dict[str, Preset] = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class LossOptions:
-    """The options that all losses share.
+class LossOptions(Computation):
+    """The options that all losses share, with those of :class:`unremix.core.problem.Computation`.
 
     Args:
         temperature: τ.
@@ -104,6 +104,7 @@ class LossOptions:
     gather: Gather = False
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_number("temperature", self.temperature, above=0)
         if not isinstance(self.gather, bool) and self.gather != "equal":
             raise ValueError(
@@ -119,9 +120,13 @@ class LossOptions:
         """The same with a value for every option whose None stands for one."""
         return self
 
+    def weighting(self) -> Weighting:
+        """How negatives are weighted, as the core takes it: uniformly."""
+        return Weighting()
+
 
 @dataclass(frozen=True, kw_only=True)
-class InfoNCEOptions(Computation, LossOptions):
+class InfoNCEOptions(LossOptions):
     """The options of :class:`InfoNCELoss`, with those of :class:`LossOptions`.
 
     Args:
@@ -132,13 +137,9 @@ class InfoNCEOptions(Computation, LossOptions):
     layout: Layout = "both"
     class_prior: float = 0.0
 
-    def __post_init__(self) -> None:
-        Computation.__post_init__(self)
-        LossOptions.__post_init__(self)
-
 
 @dataclass(frozen=True, kw_only=True)
-class HCLOptions(Computation, LossOptions):
+class HCLOptions(LossOptions):
     """The options of :class:`HCLLoss`, with those of :class:`LossOptions`.
 
     Args:
@@ -159,13 +160,20 @@ class HCLOptions(Computation, LossOptions):
     def __post_init__(self) -> None:
         check_choice("fidelity", self.fidelity, tuple(PRESETS))
         check_number("hardness", self.hardness, least=0)
-        Computation.__post_init__(self)
-        LossOptions.__post_init__(self)
+        super().__post_init__()
 
     def settled(self) -> HCLOptions:
         """See :meth:`LossOptions.settled`."""
         flows = self.similarity_gradient is not False
         return replace(self, layout=self.layout or "both", similarity_gradient=flows)
+
+    def weighting(self) -> Weighting:
+        """See :meth:`LossOptions.weighting`."""
+        return hard_negatives(
+            float(self.hardness),
+            similarity_gradient=self.similarity_gradient is not False,
+            over_temperature=PRESETS[self.fidelity].hcl_exponent == "logit",
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -260,8 +268,8 @@ class WeightingOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class UnReMixOptions(Computation, WeightingOptions, LossOptions):
-    """The options of :class:`UnReMixLoss`: these, and those of the three classes it is made of.
+class UnReMixOptions(WeightingOptions, LossOptions):
+    """The options of :class:`UnReMixLoss`: these, and those of the two classes it is made of.
 
     :func:`unremix.core.last_layer.sketch.sketch` explains ``sketch``.
 
@@ -293,15 +301,9 @@ class UnReMixOptions(Computation, WeightingOptions, LossOptions):
 
     def __post_init__(self) -> None:
         WeightingOptions.__post_init__(self)
-        Computation.__post_init__(self)
         LossOptions.__post_init__(self)
         if self.sketch is not None:
             check_count("sketch", self.sketch, 1, "use a number of dimensions, or None")
-
-
-def _computation(given: Computation) -> dict[str, Any]:
-    """How a loss is computed, by the names of the options."""
-    return {its.name: getattr(given, its.name) for its in fields(Computation)}
 
 
 def with_gradient(loss: Tensor, *embeddings: Tensor) -> Tensor:
@@ -338,20 +340,22 @@ def accepts(
         0.4
     """
     known = signature(options)
+    last = {its.name for its in fields(Computation)}
+    ordered = sorted(known.parameters.values(), key=lambda option: option.name in last)
 
     def decorate(constructor: Callable[[Any, T], None]) -> Callable[Concatenate[Any, P], None]:
         @wraps(constructor)
         def construct(self: Any, /, *args: P.args, **given: P.kwargs) -> None:
             if unknown := sorted(given.keys() - known.parameters.keys()):
                 raise TypeError(
-                    f"expected options among {', '.join(known.parameters)}, got "
+                    f"expected options among {', '.join(each.name for each in ordered)}, got "
                     f"{', '.join(unknown)}; leave out what is not among them"
                 )
             constructor(self, options(*args, **given))
 
         itself = Parameter("self", Parameter.POSITIONAL_ONLY)
         made: Any = construct
-        made.__signature__ = known.replace(parameters=[itself, *known.parameters.values()])
+        made.__signature__ = known.replace(parameters=[itself, *ordered])
         return construct
 
     return decorate
@@ -361,17 +365,25 @@ class TwoViewLoss(FindsFalseNegatives):
     """What the losses share: two views become anchors, candidates and pairs for the core.
 
     Args:
-        given: What all losses share of their options.
-        options: How the core computes the loss.
+        given: Its options, settled.
         layout: As in :class:`UnReMixOptions`.
+        class_prior: τ⁺ of the debiasing.
+        further: More options for the core.
     """
 
-    def __init__(self, given: LossOptions, options: Options, layout: Layout | None) -> None:
+    def __init__(
+        self, given: LossOptions, layout: Layout | None, class_prior: float | None, **further: Any
+    ) -> None:
         rule = given.false_negatives
         super().__init__(FalseNegatives(rule) if isinstance(rule, str) else rule)
         self.gather = given.gather
-        weighting = replace(options.weighting, filter=self.false_negatives)
-        self.options = replace(options, weighting=weighting)
+        self.class_prior = class_prior or 0.0
+        self.options = Options(
+            replace(given.weighting(), filter=self.false_negatives),
+            InfoNCE(self.class_prior, decoupled=given.decoupled),
+            **{its.name: getattr(given, its.name) for its in fields(Computation)},
+            **further,
+        )
         self.temperature = float(given.temperature)
         self.layout: Layout = check_choice("layout", layout, get_args(Layout))
         self.last_layer: Watched | None = None
@@ -385,12 +397,6 @@ class TwoViewLoss(FindsFalseNegatives):
     def weighting(self) -> Weighting:
         """How negatives are weighted."""
         return self.options.weighting
-
-    @property
-    def class_prior(self) -> float:
-        """τ⁺ of the debiasing."""
-        objective = self.options.objective
-        return objective.class_prior if isinstance(objective, InfoNCE) else 0.0
 
     @property
     def gathers(self) -> bool:
@@ -564,10 +570,15 @@ class TwoViewLoss(FindsFalseNegatives):
         candidates: Views,
         pairs: Pairs,
         labels: Tensor | tuple[Tensor, Tensor] | None = None,
+        *,
+        alone: bool = False,
     ) -> ContrastInput:
-        """What :meth:`against` compares: its arguments in working precision, of all processes."""
+        """What :meth:`against` compares: its arguments in working precision.
+
+        Of all processes, unless ``alone``.
+        """
         anchors, candidates = self._labeled(anchors, candidates, labels)
-        joint, everyone = self.joint_batch(anchors), None
+        joint, everyone = None if alone else self.joint_batch(anchors), None
         shared = candidates is anchors
         anchors = self.describe_views(self._ready(anchors))
         candidates = anchors if shared else self.describe_views(self._ready(candidates))
@@ -636,10 +647,7 @@ class TwoViewLoss(FindsFalseNegatives):
     ) -> Importance:
         """All scores and weights of any anchors, candidates and pairs; see :meth:`against`."""
         with full_precision(anchors.embeddings.device):
-            anchors, candidates = self._labeled(anchors, candidates, labels)
-            first = self.describe_views(self._ready(anchors))
-            second = self.describe_views(self._ready(candidates))
-            return self._examine(ContrastInput(first, second, pairs))
+            return self._examine(self.compare(anchors, candidates, pairs, labels, alone=True))
 
     def views_of(self, *embeddings: Tensor, all_scores: bool = False) -> list[Views]:
         """Embeddings, each (N, D), with what is known of the layer that made them, if it is needed.
@@ -851,8 +859,7 @@ class InfoNCELoss(TwoViewLoss):
 
     @accepts(InfoNCEOptions)
     def __init__(self, given: InfoNCEOptions) -> None:
-        objective = InfoNCE(given.class_prior, decoupled=given.decoupled)
-        super().__init__(given, Options(objective=objective, **_computation(given)), given.layout)
+        super().__init__(given, given.layout, given.class_prior)
 
 
 class HCLLoss(TwoViewLoss):
@@ -878,13 +885,7 @@ class HCLLoss(TwoViewLoss):
         given = given.settled()
         self.hardness = float(given.hardness)
         self.fidelity = given.fidelity
-        weighting = hard_negatives(
-            self.hardness,
-            similarity_gradient=bool(given.similarity_gradient),
-            over_temperature=PRESETS[given.fidelity].hcl_exponent == "logit",
-        )
-        objective = InfoNCE(given.class_prior, decoupled=given.decoupled)
-        super().__init__(given, Options(weighting, objective, **_computation(given)), given.layout)
+        super().__init__(given, given.layout, given.class_prior)
 
 
 class UnReMixLoss(TwoViewLoss):
@@ -918,15 +919,14 @@ class UnReMixLoss(TwoViewLoss):
     def __init__(self, given: UnReMixOptions) -> None:
         given = given.settled()
         watched = watch(given.last_layer, given.projection)
-        options = Options(
-            given.weighting(),
-            InfoNCE(given.class_prior or 0.0, decoupled=given.decoupled),
+        super().__init__(
+            given,
+            given.layout,
+            given.class_prior,
             posterior_temperature=given.posterior_temperature,
             gradient=given.gradient,
             bias=given.bias if watched is None else watched.bias,
-            **_computation(given),
         )
-        super().__init__(given, options, given.layout)
         self.sketch = given.sketch
         self.last_layer = watched
         self.component_names = tuple(name_of(each) for each in given.components)

@@ -238,9 +238,8 @@ def test_thresholds_follow_the_loop() -> None:
     ids, share = torch.tensor([3, 5, 3, 8]), 0.2
     table: dict[int, float] = {}
     for _ in range(3):
-        levels = memory.levels(ids, evidence, negatives, share)
-        limits = memory.limits(levels, evidence, negatives)
-        memory.store(ids, memory.stepped(levels, evidence, negatives, share))
+        levels, limits = memory.find(ids, evidence, negatives, share, update=False)
+        memory.store(ids, memory.find(ids, evidence, negatives, share, update=True)[0])
         new: dict[int, list[float]] = {}
         for i, sample in enumerate(ids.tolist()):
             row = sorted((float(evidence[i, j]) for r, j in entries(negatives) if r == i))[::-1]
@@ -265,9 +264,9 @@ def test_thresholds_find_the_quantile_of_all_samples_at_any_scale() -> None:
     for step in range(600):
         scale = 1 / (1 + step / 100)  # the encoder changes
         batch = scale * everything[torch.randint(5000, (1, 40), generator=generator)]
-        levels = memory.levels(ids, batch, everyone, 0.1)
-        seen.append(float(memory.limits(levels, batch, everyone)) / scale)
-        memory.store(ids, memory.stepped(levels, batch, everyone, 0.1))
+        _, limit = memory.find(ids, batch, everyone, 0.1, update=False)
+        seen.append(float(limit) / scale)
+        memory.store(ids, memory.find(ids, batch, everyone, 0.1, update=True)[0])
     assert mean(seen[200:]) == pytest.approx(float(everything.quantile(0.9)), abs=0.05)
 
 

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from functools import partial
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from unremix.core.contrast import Importance
-from unremix.core.gather import JointBatch, exchange_rows, gather_rows
+from unremix.core.gather import JointBatch, gather_rows
 from unremix.core.views import ExtraNegatives, Views
 from unremix.frameworks.base import Batch, Embedded, Projecting, refuse_nt_xent
-from unremix.frameworks.mixing import Joint, Mixed, Mixing
+from unremix.frameworks.mixing import Mixed, Mixing
 from unremix.frameworks.queue import Queue
 from unremix.frameworks.randomness import MIXED, NEGATIVES, NEGATIVES_OF_MIXED, PER_VIEW
 from unremix.losses import TwoViewLoss
@@ -211,20 +210,15 @@ class Contrastive(Projecting):
         if self.mixing is None:
             return None
         stream = PER_VIEW * view + MIXED
-        keys, batch_key = batch.keys + stream, batch.batch_key + stream
         joint = self.loss.joint_batch(Views(batch.samples[:, None]))
-        if joint is None:
-            return self.mixing(images, keys, batch_key)
-        exchange = partial(exchange_rows, images, joint=joint)
-        return self.mixing(images, keys, batch_key, Joint(joint.offset, joint.total, exchange))
+        return self.mixing(images, batch.keys + stream, batch.batch_key + stream, joint)
 
     def asked(self, batch: Batch, view: int) -> Iterator[tuple[Tensor, Mixed | None]]:
         """What of a view is embedded with gradient: itself, mixed, or both."""
         images = batch.views[view]
         if self.keeps_original:
             yield images, None
-        mixed = self.mixed(images, batch, view)
-        if mixed is not None:
+        if (mixed := self.mixed(images, batch, view)) is not None:
             yield mixed.images, mixed
 
     def further(
@@ -244,6 +238,6 @@ class Contrastive(Projecting):
 
         A model that was not given the labels, such as one that is read back, shows all of them.
         """
+        (z0, h0), (z1, h1), ids = first, second, self.known_ids(samples)
         labels = None if self.labels is None else self.labels[samples]
-        known = {"ids": self.known_ids(samples), "labels": labels}
-        return self.loss.importance(first[0], second[0], first[1], second[1], **known)
+        return self.loss.importance(z0, z1, h0, h1, ids=ids, labels=labels)

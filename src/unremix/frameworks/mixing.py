@@ -14,7 +14,6 @@ a function of keys, which no other operation may draw from: give the mixing a vi
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
@@ -23,6 +22,7 @@ from torch import Tensor
 
 from unremix.console.values import Checked, bounded
 from unremix.core.checks import check_number
+from unremix.core.gather import JointBatch, exchange_rows
 from unremix.frameworks.randomness import uniforms
 
 Box = tuple[int, int, int, int]  # top, bottom, left, right; bottom and right are outside
@@ -59,22 +59,6 @@ class Mixed:
     targets: tuple[Target, ...]
 
 
-@dataclass(frozen=True)
-class Joint:
-    """The batch of all processes, where a batch is a part of it.
-
-    Args:
-        offset: Where the first of the own images stands among all.
-        total: How many images all processes hold.
-        exchange: The images in another order: given the row that comes to stand in each place,
-            int64, shape (total,), on the CPU, it returns the own part, shape (N, C, S, S).
-    """
-
-    offset: int
-    total: int
-    exchange: Callable[[Tensor], Tensor]
-
-
 class Mixing(Protocol):
     """A way of mixing the images of a batch."""
 
@@ -83,7 +67,11 @@ class Mixing(Protocol):
         """Whether the loss of the views as they were is added."""
 
     def __call__(
-        self, images: Tensor, sample_keys: Tensor, batch_key: Tensor, joint: Joint | None = None
+        self,
+        images: Tensor,
+        sample_keys: Tensor,
+        batch_key: Tensor,
+        joint: JointBatch | None = None,
     ) -> Mixed:
         """Mix a batch.
 
@@ -188,7 +176,7 @@ def cutmix(images: Tensor, others: Tensor, box: Box) -> tuple[Tensor, float]:
     return mixed, 1 - (bottom - top) * (right - left) / images.shape[-1] ** 2
 
 
-def i_mix(images: Tensor, order: Tensor, lam: Tensor, *, joint: Joint | None = None) -> Mixed:
+def i_mix(images: Tensor, order: Tensor, lam: Tensor, *, joint: JointBatch | None = None) -> Mixed:
     """Mixup whose rows are aimed at both their images, in the shares λ_i and 1 - λ_i.
 
     Args:
@@ -209,7 +197,7 @@ def i_mix(images: Tensor, order: Tensor, lam: Tensor, *, joint: Joint | None = N
     """
     first = 0 if joint is None else joint.offset
     partners = (order[first : first + len(images)] - first).to(images.device, non_blocking=True)
-    others = images[partners] if joint is None else joint.exchange(order)
+    others = images[partners] if joint is None else exchange_rows(images, order, joint)
     lam = lam.to(images.device, torch.float64)
     own = torch.arange(len(images), device=images.device)
     target = Target(1.0, torch.stack([own, partners], dim=1), torch.stack([lam, 1 - lam], dim=1))
@@ -217,7 +205,7 @@ def i_mix(images: Tensor, order: Tensor, lam: Tensor, *, joint: Joint | None = N
 
 
 def un_mix(
-    images: Tensor, lam: float, box: Box | None = None, *, joint: Joint | None = None
+    images: Tensor, lam: float, box: Box | None = None, *, joint: JointBatch | None = None
 ) -> Mixed:
     """The batch mixed with its reverse, by mixup, or by CutMix where a box is given.
 
@@ -243,7 +231,7 @@ def un_mix(
         partners, others = own.flip(0), images.flip(0)
     else:
         partners = joint.total - 1 - 2 * joint.offset - own
-        others = joint.exchange(torch.arange(joint.total).flip(0))
+        others = exchange_rows(images, torch.arange(joint.total).flip(0), joint)
     whole = torch.ones(len(images), 1, dtype=torch.float64, device=images.device)
     if box is None:  # λ is made on the device: copying it there would wait
         mixed = mixup(images, others, torch.full_like(whole[0], lam))
@@ -284,7 +272,11 @@ class IMix(Checked):
     section: ClassVar[str] = "mixture"
 
     def __call__(
-        self, images: Tensor, sample_keys: Tensor, batch_key: Tensor, joint: Joint | None = None
+        self,
+        images: Tensor,
+        sample_keys: Tensor,
+        batch_key: Tensor,
+        joint: JointBatch | None = None,
     ) -> Mixed:
         """Mix images (N, C, S, S) by keys (N,) and the batch's key (1,)."""
         _check_batch(images, sample_keys, batch_key)
@@ -323,7 +315,11 @@ class UnMix(Checked):
     section: ClassVar[str] = "mixture"
 
     def __call__(
-        self, images: Tensor, sample_keys: Tensor, batch_key: Tensor, joint: Joint | None = None
+        self,
+        images: Tensor,
+        sample_keys: Tensor,
+        batch_key: Tensor,
+        joint: JointBatch | None = None,
     ) -> Mixed:
         """Mix images (N, C, S, S) by the batch's key (1,); the keys of samples play no part."""
         _check_batch(images, sample_keys, batch_key)
@@ -366,7 +362,7 @@ def patch_negatives(images: Tensor, sample_keys: Tensor, *, smallest: int, large
     Reference:
         Ge et al. 2021; there p is 16 ... 72 of 224 pixels.
     """
-    _check_images_and_keys(images, sample_keys)
+    _check_batch(images, sample_keys)
     n, size = images.shape[0], images.shape[-1]
     if not 1 <= smallest <= largest <= size:
         raise ValueError(
@@ -388,29 +384,22 @@ def patch_negatives(images: Tensor, sample_keys: Tensor, *, smallest: int, large
     return flat.gather(2, places[:, None].expand(flat.shape)).view(images.shape)
 
 
-def _check_images_and_keys(images: Tensor, sample_keys: Tensor) -> None:
+def _check_batch(images: Tensor, sample_keys: Tensor, batch_key: Tensor | None = None) -> None:
+    """Refuse images and keys of other shapes and types; with ``batch_key``, whole numbers too."""
     if images.ndim != 4 or images.shape[2] != images.shape[3]:
         raise ValueError(
             f"expected images of shape (N, C, S, S), got {tuple(images.shape)}; give a batch "
             "of square images"
         )
-    if sample_keys.shape != images.shape[:1] or sample_keys.dtype != torch.int64:
-        raise ValueError(
-            f"expected int64 sample_keys of shape ({len(images)},), one per image, got "
-            f"{sample_keys.dtype} of shape {tuple(sample_keys.shape)}; draw them with "
-            "unremix.frameworks.randomness.keys"
-        )
-
-
-def _check_batch(images: Tensor, sample_keys: Tensor, batch_key: Tensor) -> None:
-    _check_images_and_keys(images, sample_keys)
-    if not images.is_floating_point():
+    drawn = {"sample_keys": (sample_keys, len(images)), "batch_key": (batch_key, 1)}
+    for name, (keys, size) in drawn.items():
+        if keys is not None and (keys.shape != (size,) or keys.dtype != torch.int64):
+            raise ValueError(
+                f"expected int64 {name} of shape ({size},), got {keys.dtype} of shape "
+                f"{tuple(keys.shape)}; draw them with unremix.frameworks.randomness.keys"
+            )
+    if batch_key is not None and not images.is_floating_point():
         raise ValueError(
             f"expected images in floating point, got {images.dtype}; mix the augmented views, "
             "not the stored images"
-        )
-    if batch_key.shape != (1,) or batch_key.dtype != torch.int64:
-        raise ValueError(
-            f"expected an int64 batch_key of shape (1,), got {batch_key.dtype} of shape "
-            f"{tuple(batch_key.shape)}; draw it with unremix.frameworks.randomness.keys"
         )

@@ -141,13 +141,13 @@ class FindsFalseNegatives(nn.Module):
 
     def __init__(self, false_negatives: FalseNegatives | None) -> None:
         super().__init__()
-        self.false_negatives = settings = false_negatives
+        self.false_negatives = false_negatives
         self.bank: Bank | None = None
         self.thresholds: Thresholds | None = None
-        if settings is not None and settings.needs_features:
-            self.bank = Bank(settings.samples)
-        if settings is not None and settings.rule == "threshold":
-            self.thresholds = Thresholds(settings.samples)
+        if false_negatives is not None and false_negatives.needs_features:
+            self.bank = Bank(false_negatives.samples)
+        if false_negatives is not None and false_negatives.rule == "threshold":
+            self.thresholds = Thresholds(false_negatives.samples)
 
     @property
     def needs_ids(self) -> bool:
@@ -213,16 +213,11 @@ class FindsFalseNegatives(nn.Module):
     def describe_samples(self, first: Views, second: Views) -> tuple[Views, Views]:
         """Two views of N samples with descriptors of the samples, where they are needed."""
         settings = self.false_negatives
-        if settings is None:
-            return first, second
-        if settings.needs_two_views:
+        if settings is not None and settings.needs_two_views:
             units = [normalize(each.embeddings.detach())[0] for each in (first, second)]
-            descriptors: Tensor | None = four_views(*units)
-            first = replace(first, descriptors=descriptors)
-        else:
-            first = self.describe_views(first)
-            descriptors = first.descriptors
-        return first, replace(second, descriptors=descriptors)
+            first = replace(first, descriptors=four_views(*units))
+        first = self.describe_views(first)
+        return first, replace(second, descriptors=first.descriptors)
 
     def describe_views(self, views: Views) -> Views:
         """Any views with what is remembered of their samples."""
@@ -264,20 +259,18 @@ class FindsFalseNegatives(nn.Module):
         levels, limits = [], []
         for which in blocks(pairs.num_anchors, pairs.num_candidates, tile, ids.device):
             evidence = inner_products(rows[which], columns)
-            negatives = pairs[which].negatives()
-            level = memory.levels(ids[which], evidence, negatives, settings.share)
-            if update:
-                level = memory.stepped(level, evidence, negatives, settings.share)
+            level, limit = memory.find(
+                ids[which], evidence, pairs[which].negatives(), settings.share, update=update
+            )
             levels.append(level)
-            limits.append(memory.limits(level, evidence, negatives))
+            limits.append(limit)
         if update:
-            known = torch.cat(levels)
-            if (joint := compared.joint) is not None:
-                ids, known = (_of_all_processes(rows, joint) for rows in (ids, known))
-            memory.store(ids, known)
+            memory.store(*(_of_all(rows, compared.joint) for rows in (ids, torch.cat(levels))))
         return torch.cat(limits)
 
 
-def _of_all_processes(rows: Tensor, joint: JointBatch) -> Tensor:
+def _of_all(rows: Tensor, joint: JointBatch | None) -> Tensor:
     """Rows of all processes, where each has one per sample, or one per view, first views first."""
+    if joint is None:
+        return rows
     return torch.cat([gather_rows(each, joint) for each in rows.split(joint.sizes[joint.rank])])

@@ -113,8 +113,7 @@ class Bank(Memory):
         views = [normalize(view.detach().float())[0] for view in features]
         latest = torch.stack(views).mean(0)
         self._make_room(latest)
-        assert self.samples is not None
-        check_indices("ids", ids, self.samples)
+        check_indices("ids", ids, len(self.known))
         ids = ids.to(self.known.device)
         averaged = torch.lerp(latest, self.rows[ids], self.momentum)
         self.rows[ids] = torch.where(self.known[ids][:, None], averaged, latest)
@@ -168,37 +167,34 @@ class Thresholds(Memory):
         self.rate = rate
 
     @torch.no_grad()
-    def levels(self, ids: Tensor, evidence: Tensor, negatives: Tensor, share: float) -> Tensor:
-        """c of some anchors, shape (B,): from the batch's quantile where it is not known.
+    def find(
+        self, ids: Tensor, evidence: Tensor, negatives: Tensor, share: float, *, update: bool
+    ) -> tuple[Tensor, Tensor]:
+        """c and λ of some anchors, both (B,); :meth:`store` remembers c.
 
         Args:
             ids: Which samples they show, shape (B,).
             evidence: e, shape (B, M).
             negatives: Boolean, shape (B, M).
             share: Of the negatives, that is to lie above.
+            update: Whether c makes its step first.
         """
         self._make_room(evidence.new_zeros(1, 1))
-        assert self.samples is not None
-        check_indices("ids", ids, self.samples)
+        check_indices("ids", ids, len(self.known))
+        count = negatives.sum(1, keepdim=True)
+        mean = torch.where(negatives, evidence, 0.0).sum(1, keepdim=True) / count.clamp(min=1)
+        square = torch.where(negatives, (evidence - mean).square(), 0.0).sum(1, keepdim=True)
+        deviation = (square / count.clamp(min=1)).sqrt().clamp(min=noise(evidence))
         ordered = torch.where(negatives, evidence, -torch.inf).sort(dim=1, descending=True).values
-        above = (negatives.sum(1, keepdim=True) * share).long()  # so many are left out
+        above = (count * share).long()  # so many are left out
         quantile = ordered.gather(1, above.clamp(max=ordered.shape[1] - 1))
-        mean, deviation = _moments(evidence, negatives)
-        start = torch.where(quantile.isfinite(), (quantile - mean) / deviation, 0.0)[:, 0]
-        return torch.where(self.known[ids], self.rows[ids, 0].to(evidence.dtype), start)
-
-    @torch.no_grad()
-    def limits(self, levels: Tensor, evidence: Tensor, negatives: Tensor) -> Tensor:
-        """λ of anchors whose c is ``levels`` (B,), shape (B,)."""
-        mean, deviation = _moments(evidence, negatives)
-        return (mean + levels[:, None] * deviation)[:, 0]
-
-    @torch.no_grad()
-    def stepped(self, levels: Tensor, evidence: Tensor, negatives: Tensor, share: float) -> Tensor:
-        """c after a step, shape (B,)."""
-        kept = threshold(evidence, self.limits(levels, evidence, negatives)) > 0
-        above = (~kept & negatives).sum(1) / negatives.sum(1).clamp(min=1)
-        return levels - self.rate * torch.where(negatives.any(1), 1 - above / share, 0.0)
+        start = torch.where(quantile.isfinite(), (quantile - mean) / deviation, 0.0)
+        level = torch.where(self.known[ids, None], self.rows[ids].to(evidence.dtype), start)
+        if update:
+            kept = threshold(evidence, (mean + level * deviation)[:, 0]) > 0
+            over = (~kept & negatives).sum(1, keepdim=True) / count.clamp(min=1)  # a
+            level = level - self.rate * torch.where(count > 0, 1 - over / share, 0.0)
+        return level[:, 0], (mean + level * deviation)[:, 0]
 
     @torch.no_grad()
     def store(self, ids: Tensor, levels: Tensor) -> None:
@@ -214,11 +210,3 @@ class Thresholds(Memory):
         count = nothing.index_add(0, ids, torch.ones_like(levels))
         self.rows[ids, 0] = total[ids] / count[ids]
         self.known[ids] = True
-
-
-def _moments(evidence: Tensor, negatives: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean and standard deviation over each anchor's negatives, each (B, 1); the latter above 0."""
-    count = negatives.sum(1, keepdim=True).clamp(min=1)
-    mean = torch.where(negatives, evidence, 0.0).sum(1, keepdim=True) / count
-    square = torch.where(negatives, (evidence - mean).square(), 0.0).sum(1, keepdim=True) / count
-    return mean, square.sqrt().clamp(min=noise(evidence))
