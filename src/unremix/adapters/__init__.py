@@ -5,8 +5,11 @@ Each needs its library and nothing else; ``import unremix`` imports none of them
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from importlib import import_module
 from types import ModuleType
+
+from unremix.console.suggestions import expecting
 
 # The package that each adapter serves, as pip knows it.
 PACKAGES = {
@@ -30,9 +33,8 @@ def __getattr__(name: str) -> ModuleType:
     return import_module(f"unremix.adapters.{name}")
 
 
-def missing(adapter: str, error: ImportError) -> ImportError:
-    """What to raise where the library of an adapter cannot be imported."""
+def needed_for(adapter: str) -> AbstractContextManager[None]:
+    """Says what to install where the library of an adapter cannot be imported."""
     package = PACKAGES[adapter]
-    return ImportError(
-        f'expected {package} for unremix.adapters.{adapter}, got {error}; pip install "{package}"'
-    )
+    what = f"{package} for unremix.adapters.{adapter}"
+    return expecting(what, f'pip install "{package}"', ImportError)

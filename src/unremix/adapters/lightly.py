@@ -9,16 +9,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import normalize
 
-from unremix.adapters import missing
+from unremix.adapters import needed_for
 from unremix.adapters.weighted import AdapterOptions, Weighted, weighted_loss
 from unremix.core.pairs import Pairs
 from unremix.core.views import Views
 from unremix.losses import accepts
 
-try:
+with needed_for("lightly"):
     from lightly.models.modules.memory_bank import MemoryBankModule
-except ImportError as error:
-    raise missing("lightly", error) from error
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from unremix import losses
-from unremix.adapters import missing
+from unremix.adapters import needed_for
 from unremix.adapters.weighted import AdapterOptions, Weighted, weighted_loss, weights_of
 from unremix.core.checks import check_number
 from unremix.core.gather import is_distributed
@@ -18,15 +18,13 @@ from unremix.core.precision import at_least_float32, full_precision
 from unremix.core.views import Views
 from unremix.losses import WeightingOptions, accepts
 
-try:
+with needed_for("metric_learning"):
     from pytorch_metric_learning.distances import BaseDistance, CosineSimilarity
     from pytorch_metric_learning.losses import BaseMetricLossFunction, NTXentLoss
     from pytorch_metric_learning.miners import BaseMiner
     from pytorch_metric_learning.reducers import BaseReducer
     from pytorch_metric_learning.regularizers import BaseRegularizer
     from pytorch_metric_learning.utils import common_functions, loss_and_miner_utils
-except ImportError as error:
-    raise missing("metric_learning", error) from error
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from functools import partial
 
 from torch import Tensor, nn
 
-from unremix.adapters import missing
+from unremix.adapters import needed_for
 from unremix.adapters.weighted import AdapterOptions, Weighted, weighted_loss
 from unremix.core.gather import JointBatch, gather_rows
 from unremix.core.pairs import Pairs
@@ -15,10 +15,8 @@ from unremix.core.precision import at_least_float32
 from unremix.core.views import Views
 from unremix.losses import accepts
 
-try:
+with needed_for("open_clip"):
     from open_clip.loss import gather_features
-except ImportError as error:
-    raise missing("open_clip", error) from error
 
 
 @dataclass(frozen=True)

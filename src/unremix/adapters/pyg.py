@@ -8,19 +8,17 @@ from typing import Literal, get_args
 from torch import Tensor, nn
 
 from unremix import losses
-from unremix.adapters import missing
+from unremix.adapters import needed_for
 from unremix.adapters.weighted import AdapterOptions, Weighted, weighted_loss
 from unremix.core.checks import check_choice, check_number
 from unremix.core.pairs import Pairs
 from unremix.core.views import Views
 from unremix.losses import accepts
 
-try:
+with needed_for("pyg"):
     from torch_geometric.data import Data  # type: ignore[import-untyped]
     from torch_geometric.nn import global_add_pool  # type: ignore[import-untyped]
     from torch_geometric.utils import dropout_edge, mask_feature  # type: ignore[import-untyped]
-except ImportError as error:
-    raise missing("pyg", error) from error
 
 Level = Literal["node", "graph"]
 

@@ -16,7 +16,7 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from unremix.adapters import missing
+from unremix.adapters import needed_for
 from unremix.adapters.weighted import (
     AdapterOptions,
     Weighted,
@@ -38,7 +38,7 @@ from unremix.core.problem import Logits
 from unremix.core.views import Views, stack
 from unremix.losses import accepts
 
-try:
+with needed_for("sentence_transformers"):
     from sentence_transformers import SentenceTransformer
     from sentence_transformers.base.losses.gradcache import CachedLossMixin
     from sentence_transformers.base.losses.merged_forward import embed_columns
@@ -46,8 +46,6 @@ try:
     from sentence_transformers.util import cos_sim, dot_score, similarity_fct_name
     from transformers import TrainerCallback
     from transformers.trainer import TRAINER_STATE_NAME
-except ImportError as error:
-    raise missing("sentence_transformers", error) from error
 
 # It needs NumPy, which comes with sentence-transformers.
 from unremix.adapters.sentence_mining import mine_hard_negatives as mine_hard_negatives

@@ -89,25 +89,28 @@ def read_columns(
         ValueError: For another kind of file, a wanted array that it does not hold, or parts that
             are missing.
     """
+    name = str(source)
     if is_url(source) and Path(source).suffix not in ENDINGS:
-        return _remote_parts(str(source), wanted)
-    path = fetch_or_refuse(remote_file(str(source))) if is_url(source) else Path(source)
-    if (path / PLAN).is_file():
-        with _as_written(str(source)):
-            return _parts(str(path), sorted(path.iterdir()), wanted)
-    if path.suffix not in ENDINGS:
+        path, parts = Path(source), _fetched_parts(name)
+    else:
+        path = fetch_or_refuse(remote_file(name)) if is_url(source) else Path(source)
+        parts = sorted(path.iterdir()) if (path / PLAN).is_file() else []
+    if not parts and path.suffix not in ENDINGS:
         raise ValueError(
             f"expected a file that ends in {', '.join(ENDINGS)}, got {str(path)!r}; "
             "'unremix embed RUN -o FILE.npz' writes one"
         )
-    if not path.is_file():
+    if not parts and not path.is_file():
         raise FileNotFoundError(f"expected embeddings at {str(path)!r}, found no file")
-    with _as_written(str(source)):
-        if path.suffix == ".npy":
-            return {KEY: _map_array(path)}
-        if path.suffix == ".parquet":
-            return _parquet_columns(str(path), [path], wanted)
-        return (_npz_arrays if path.suffix == ".npz" else _csv_columns)(path, wanted)
+    with _as_written(name):
+        if parts or path.suffix == ".parquet":
+            found = _parquet_columns(name, _complete_parts(name, parts) or [path])
+        elif path.suffix == ".npz":
+            found = _npz_arrays(path, wanted)
+        else:
+            found = _csv_columns(path) if path.suffix == ".csv" else {KEY: _map_array(path)}
+        _check_present(source, wanted, list(found))
+    return {name: one for name, one in found.items() if wanted is None or name in wanted}
 
 
 @contextmanager
@@ -125,8 +128,8 @@ def _as_written(source: str) -> Iterator[None]:
         ) from error
 
 
-def _remote_parts(url: str, wanted: list[str] | None) -> dict[str, NDArray[Any]]:
-    """The arrays of parts in a folder behind a URL."""
+def _fetched_parts(url: str) -> list[Path]:
+    """All files of a folder of parts behind a URL, sorted by name, in the cache."""
     files = dict(list_files(url))
     if PLAN not in files:
         raise ValueError(
@@ -134,25 +137,25 @@ def _remote_parts(url: str, wanted: list[str] | None) -> dict[str, NDArray[Any]]
             "got another folder; 'unremix embed RUN --on ray -o URL' writes one"
         )
     with ThreadPoolExecutor(FETCHED_AT_ONCE) as pool:
-        paths = list(pool.map(fetch_or_refuse, (files[name] for name in sorted(files))))
-    with _as_written(url):
-        return _parts(url, paths, wanted)
+        return list(pool.map(fetch_or_refuse, (files[name] for name in sorted(files))))
 
 
-def _parts(folder: str, paths: Sequence[Path], wanted: list[str] | None) -> dict[str, NDArray[Any]]:
-    """The arrays of parts; the paths are all files of their folder, sorted by name."""
-    plan = next(path for path in paths if path.name == PLAN)
-    expected = int(json.loads(read_text(plan, LARGEST_PLAN))["parts"])
+def _complete_parts(folder: str, paths: Sequence[Path]) -> list[Path]:
+    """The parts among all files of their folder, if there are any."""
     parts = [path for path in paths if path.match("part-*.parquet")]
-    if len(parts) < max(1, expected):
-        raise ValueError(
-            f"expected {expected} parts in {folder}, got {len(parts)}; the same 'unremix embed' "
-            "writes the others"
-        )
-    return _parquet_columns(folder, parts, wanted)
+    for plan in (path for path in paths if path.name == PLAN):
+        expected = int(json.loads(read_text(plan, LARGEST_PLAN))["parts"])
+        if len(parts) < max(1, expected):
+            raise ValueError(
+                f"expected {expected} parts in {folder}, got {len(parts)}; the same 'unremix "
+                "embed' writes the others"
+            )
+    return parts
 
 
-def _check_present(path: str | Path, wanted: list[str] | None, present: Sequence[str]) -> None:
+def _check_present(
+    path: str | PathLike[str], wanted: list[str] | None, present: Sequence[str]
+) -> None:
     for name in wanted or ():
         if name not in present:
             raise ValueError(
@@ -199,40 +202,35 @@ def _data_start(path: Path, info: zipfile.ZipInfo) -> int:
     return info.header_offset + 30 + name + extra
 
 
-def _parquet_columns(
-    source: str, paths: Sequence[Path], wanted: list[str] | None
-) -> dict[str, NDArray[Any]]:
+def _parquet_columns(source: str, paths: Sequence[Path]) -> dict[str, NDArray[Any]]:
     """The columns of some parquet files in turn, which are called ``source`` in messages."""
     with needed_for("a .parquet file", "use another kind of file"):
         import pyarrow.parquet
     for path in paths:
         _check_expansion(checked(path), pyarrow.parquet.read_metadata(path))
     # Repeated texts stay one text: a small file may repeat a long one any number of times.
+    types = pyarrow.types
     texts = [
         field.name
         for field in pyarrow.parquet.read_schema(paths[0])
-        if pyarrow.types.is_string(field.type) or pyarrow.types.is_large_string(field.type)
+        if types.is_string(field.type) or types.is_large_string(field.type)
     ]
     table = pyarrow.concat_tables(
         pyarrow.parquet.read_table(path, page_checksum_verification=True, read_dictionary=texts)
         for path in paths
     )
-    _check_present(source, wanted, table.column_names)
     found: dict[str, NDArray[Any]] = {}
     for name in table.column_names:
-        if wanted is not None and name not in wanted:
-            continue
         column = table[name].combine_chunks()
         if name == KEY:
-            lists = pyarrow.types
-            if not (lists.is_list(column.type) or lists.is_fixed_size_list(column.type)):
+            if not (types.is_list(column.type) or types.is_fixed_size_list(column.type)):
                 raise ValueError(
                     f"expected a list of numbers in each row of {KEY!r} in {source}, got "
                     f"{column.type}; write the file again"
                 )
             flat = column.flatten().to_numpy(zero_copy_only=False)
             found[name] = flat.reshape(len(column), -1)
-        elif pyarrow.types.is_dictionary(column.type):
+        elif types.is_dictionary(column.type):
             known = np.array([*column.dictionary.to_pylist(), None], dtype=object)
             found[name] = known[column.indices.fill_null(len(known) - 1).to_numpy()]
         else:
@@ -253,14 +251,13 @@ def _check_expansion(path: Path, metadata: Any) -> None:
         )
 
 
-def _csv_columns(path: Path, wanted: list[str] | None) -> dict[str, NDArray[Any]]:
+def _csv_columns(path: Path) -> dict[str, NDArray[Any]]:
     """The columns of a table; those of the embedding's dimensions become one array."""
     with open_text(path) as stream:
         reader = csv.reader(stream)
         headings = next(reader, [])
         places = [n for n, heading in enumerate(headings) if heading.startswith(NUMBERED)]
         others = {heading: n for n, heading in enumerate(headings) if n not in set(places)}
-        _check_present(path, wanted, [*others, *([KEY] if places else [])])
         rows: list[Floats] = []
         texts: dict[str, list[str]] = {heading: [] for heading in others}
         left = allowance(path.stat().st_size)
@@ -289,7 +286,7 @@ def _csv_columns(path: Path, wanted: list[str] | None) -> dict[str, NDArray[Any]
             found["labels"] = found["labels"].astype(np.int64)
     if places:
         found[KEY] = np.array(rows, dtype=np.float32).reshape(-1, len(places))
-    return found if wanted is None else {name: found[name] for name in wanted}
+    return found
 
 
 def kept_embeddings(path: Path | None, compute: Callable[[], Any]) -> Floats:

@@ -266,8 +266,7 @@ def mine_hard_negatives(
         rescoring = Rescoring(cross_encoder, anchor_texts, corpus_texts)
     known = as_lists(positives, size, total)
     own = _own_rows(anchor_rows, size, total, same)
-    step = max(1, NUMBERS_AT_ONCE // queries.shape[1])
-    units = np.concatenate([unit_rows(queries[n : n + step]) for n in range(0, size, step)])
+    units = unit_rows(queries)
     if rescoring is None:
         positive = known.least(similarity_of_pairs(units, rows, known))
     else:
@@ -292,16 +291,15 @@ def mine_hard_negatives(
         kept = where / f"mined-{digest}"  # finished blocks, by their first anchor
     miner = Miner(index, units, forbidden, known, highest, choice, rescoring)
     parts = [slice(n, min(n + ANCHORS_AT_ONCE, size)) for n in range(0, size, ANCHORS_AT_ONCE)]
-    blocks: dict[int, Block] = {part.start: {} for part in parts}  # empty while they are missing
-    if kept is not None:
-        for first in blocks:
-            if is_sealed(file := kept / f"{first}.npz"):  # else not mined yet, or damaged
-                blocks[first] = read_arrays(file)
-    missing = [part for part in parts if not blocks[part.start]]
+    blocks: dict[int, Block] = {}
+    for part in parts:
+        if kept is not None and is_sealed(file := kept / f"{part.start}.npz"):
+            blocks[part.start] = read_arrays(file)  # others are not mined yet, or damaged
+    missing = [part for part in parts if part.start not in blocks]
 
     def report(done: float) -> None:
         if advance is not None:
-            advance((sum(len(block.get("indices", ())) for block in blocks.values()) + done) / size)
+            advance((sum(len(block["indices"]) for block in blocks.values()) + done) / size)
 
     report(0.0)
     for place, block in (each or _one_by_one)(miner, missing, report):
@@ -310,13 +308,14 @@ def mine_hard_negatives(
             write_arrays(kept / f"{first}.npz", block, write=write_sealed)
         blocks[first] = block
         report(0.0)
-    arrays = {name: np.concatenate([one[name] for one in blocks.values()]) for name in blocks[0]}
+    in_order = [blocks[part.start] for part in parts]
+    arrays = {name: np.concatenate([block[name] for block in in_order]) for name in blocks[0]}
     counts |= {name: arrays.pop(name) for name in REASONS if name in arrays}
     return Mined(
         **arrays,
         positive_similarity=positive,
         highest_similarity=highest,
-        left_out={name: counts[name] for name in REASONS},
+        left_out=counts,
     )
 
 
@@ -425,7 +424,11 @@ class Miner:
                 rows = np.where(too_high, -1, rows)
             if self.choice.min_score is not None:
                 rows = np.where(similarity >= self.choice.min_score, rows, -1)
-            for some in self._chunks(len(waiting), rows.shape[1]):
+            # Pools that fit into memory together.
+            pool = rows.shape[1]
+            step = max(1, NUMBERS_AT_ONCE // (pool * max(pool, anchors.shape[1])))
+            for first in range(0, len(waiting), step):
+                some = slice(first, first + step)
                 who = waiting[some]
                 scores = None if self.rescoring is None else torch.from_numpy(similarity[some])
                 chosen = self._choose(anchors[who], rows[some], part.start + who, scores)
@@ -438,11 +441,6 @@ class Miner:
             waiting = waiting[~enough]
             width = min(width * GROWTH, widest)
         return arrays
-
-    def _chunks(self, count: int, width: int) -> list[slice]:
-        """Chunks of anchors whose pools fit into memory together."""
-        step = max(1, NUMBERS_AT_ONCE // (width * max(width, self.anchors.shape[1])))
-        return [slice(first, first + step) for first in range(0, count, step)]
 
     def _choose(
         self, anchors: Floats, rows: Integers, numbers: Integers, rescored: Tensor | None
