@@ -15,6 +15,7 @@ from types import ModuleType
 import pytest
 
 import unremix
+from unremix.cli.doctor import SAFE, holes
 
 tomllib = pytest.importorskip("tomllib")
 
@@ -74,6 +75,15 @@ def test_every_import_is_declared() -> None:
 
 def test_every_declared_package_is_used() -> None:
     assert _declared() <= _imported() | AT_RUN_TIME
+
+
+def test_lower_bounds_are_versions_without_known_holes() -> None:
+    """But of torch, below whose safe version no archive is read without --trust."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    lines = [line for some in project["optional-dependencies"].values() for line in some]
+    for line in lines:
+        if (found := re.match(r"([\w-]+).*>=([\d.]+)", line)) and found[1] in SAFE:
+            assert holes({found[1]: found[2]}) == [], line
 
 
 def test_the_version_is_the_same_everywhere() -> None:

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import small_runs
 
+import unremix
 from unremix.cli import main
 from unremix.domains.vectors.files import read_table
 from unremix.files.atomic_files import checked, open_file, open_text, read_bytes, read_text
@@ -112,6 +113,15 @@ def test_weights_that_are_no_file_leave_the_checkpoint(
         plant(file, kind)
     with pytest.warns(UserWarning, match="the checkpoint is used"):
         Run(run).encoder()
+
+
+@pytest.mark.parametrize("kind", ["pipe", "device"])
+@pytest.mark.parametrize("name", ["encoder.onnx", "encoder.safetensors"])
+def test_an_exported_encoder_is_a_file(tmp_path: Path, name: str, kind: str) -> None:
+    pytest.importorskip("onnxruntime")
+    plant(tmp_path / name, kind)
+    with pytest.raises((OSError, ValueError), match=rf"expected a file at .*{name}, got a {kind}"):
+        unremix.load_exported(tmp_path / name)
 
 
 def test_results_of_a_page_are_read_from_its_own_folder(sound: Path, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import os
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from sentence_transformers.sentence_transformer.modules import (
     Pooling,
     Transformer,
 )
+from torch.torch_version import TorchVersion
 from transformers import (
     AutoModel,
     AutoTokenizer,
@@ -183,6 +185,24 @@ def test_a_callable_in_a_file_is_an_encoder_of_sentences(
     ):
         with pytest.raises(ValueError, match=message):
             unremix.encoder(f"own_words.py:{name}", domain="sentence")
+
+
+def test_files_of_a_folder_are_safe_to_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = small(tmp_path / "pipe", pooling=None)
+    (folder / "generation_config.json").unlink(missing_ok=True)
+    os.mkfifo(folder / "generation_config.json")
+    with pytest.raises(OSError, match=r"generation_config\.json, got a pipe"):
+        unremix.encoder(f"transformers:{folder}")
+    folder = small(tmp_path / "archive", pooling=None)
+    weights = AutoModel.from_pretrained(folder).state_dict()
+    (folder / "model.safetensors").unlink()
+    torch.save(weights, folder / "pytorch_model.bin")
+    assert unremix.encoder(f"transformers:{folder}").embed(TEXTS).shape == (18, 16)
+    monkeypatch.setattr(torch, "__version__", TorchVersion("2.9.1"))
+    with pytest.raises(ValueError, match=r"expected \.safetensors files .* below 2\.10"):
+        unremix.encoder(f"transformers:{folder}")
 
 
 def test_what_is_missing_or_unknown_is_named(tmp_path: Path) -> None:

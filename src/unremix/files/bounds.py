@@ -13,6 +13,7 @@ from contextlib import contextmanager
 
 FREE = 2**29  # bytes that any file may become in memory
 FACTOR = 4  # further bytes per byte of the file
+SAFE_TORCH = "2.10"  # below it, weights_only=True does not stop every forged archive
 
 
 def allowance(size: int) -> int:
@@ -63,3 +64,18 @@ def sound(
         yield
     except kind as error:
         raise ValueError(f"expected {what}, got {got} ({shorten(error)}); {remedy}") from error
+
+
+def check_torch(*, trust: bool = False) -> None:
+    """Refuse to read an archive by a torch that a forged one could harm.
+
+    Raises:
+        ValueError: If it could, and the archive is not trusted.
+    """
+    import torch
+
+    if not trust and torch.__version__ < SAFE_TORCH:
+        raise ValueError(
+            f"an archive of torch, which versions below {SAFE_TORCH} do not read safely, and this "
+            f"is {torch.__version__}: upgrade torch, or add --trust if you know who wrote it"
+        )

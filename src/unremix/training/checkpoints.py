@@ -26,9 +26,9 @@ from torch.nn import functional
 
 from unremix.console.values import fits
 from unremix.files.atomic_files import checked, open_file
+from unremix.files.bounds import check_torch
 from unremix.files.fingerprint import feed, fingerprint
 
-SAFE_TORCH = "2.10"  # below it, weights_only=True does not stop every forged archive
 ARCHIVE = b"PK"  # how one begins
 MARK = b"sha256:"
 COMMENT = len(MARK) + 64  # bytes
@@ -136,19 +136,6 @@ def _read_archive(file: BinaryIO, path: Path, *, trust: bool) -> Any:
         warnings.warn(f"{path} has no checksum: an early version wrote it", stacklevel=4)
     file.seek(0)
     return torch.load(file, map_location="cpu", weights_only=True)
-
-
-def check_torch(*, trust: bool = False) -> None:
-    """Refuse to read an archive by a torch that a forged one could harm.
-
-    Raises:
-        ValueError: If it could, and the archive is not trusted.
-    """
-    if not trust and torch.__version__ < SAFE_TORCH:
-        raise ValueError(
-            f"an archive of torch, which versions below {SAFE_TORCH} do not read safely, and this "
-            f"is {torch.__version__}: upgrade torch, or add --trust if you know who wrote it"
-        )
 
 
 def _is_checkpoint(state: Any) -> bool:

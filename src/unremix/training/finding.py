@@ -15,6 +15,7 @@ from unremix.domains import DOMAINS, find_domain
 from unremix.domains.base import domain_of_encoder
 from unremix.domains.extensions import file_of, whole_name
 from unremix.domains.options import TrainConfig, is_code, make_config
+from unremix.files.atomic_files import checked
 from unremix.files.bounds import shorten, sound
 from unremix.files.onnx import import_onnxruntime
 from unremix.training.building import embeds_in, outlined, refuse_other
@@ -167,6 +168,7 @@ def _facts(path: Path, texts: dict[str, str] | None) -> dict[str, Any]:
 def _from_onnx(path: Path) -> tuple[TrainConfig, Any, nn.Module, dict[str, Any]]:
     with needed_for("an .onnx file"):
         onnxruntime = import_onnxruntime()
+    checked(path)  # the library would wait for a pipe
     with sound("an ONNX file", path, "write it again"):
         session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
     facts = _facts(path, session.get_modelmeta().custom_metadata_map)

