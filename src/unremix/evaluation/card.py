@@ -23,6 +23,12 @@ LABELS = {
     "linear_svm": "linear SVM",
     "logistic": "logistic regression",
 }
+# What is shown beside a measure, the first that it has.
+SPREADS = {
+    "low": "[ ] is a 95 % interval (Wilson)",
+    "standard_error": "± is one standard error",
+    "std_over_folds": "± is the standard deviation over folds",
+}
 
 
 def label_of(path: str) -> str:
@@ -109,8 +115,13 @@ def shown(measure: Mapping[str, Any] | None) -> str:
     if "low" in measure:
         ends = f" [{number(measure['low'])}–{number(measure['high'])}]"
         return number(measure["value"]) + ends
-    spread = measure.get("standard_error", measure.get("std_over_folds"))
-    return number(measure["value"]) + ("" if spread is None else f" ± {number(spread)}")
+    spread = _spread_in(measure)
+    return number(measure["value"]) + (f" ± {number(measure[spread])}" if spread else "")
+
+
+def _spread_in(measure: Mapping[str, Any]) -> str | None:
+    """The interval or spread that is shown beside a measure, if it has one."""
+    return next((spread for spread in SPREADS if spread in measure), None)
 
 
 def card_table(card: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
@@ -132,18 +143,8 @@ def card_table(card: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
 
 def spread_of(card: Mapping[str, Any]) -> str:
     """A sentence that says what [ ] and ± mean on a card."""
-    protocol = card.get("protocol") or {}
-    measures = [
-        measure
-        for result in (card.get("results") or {}).values()
-        for measure in measures_of(result).values()
-    ]
-    parts = []
-    if any("low" in measure for measure in measures):
-        parts.append("[ ] is a 95 % interval (Wilson)")
-    if any("low" not in m and "standard_error" in m for m in measures):
-        parts.append("± is one standard error")
-    if any("std_over_folds" in measure for measure in measures):
-        parts.append("± is the standard deviation over folds")
-    said = protocol.get("standard_error")
+    results = (card.get("results") or {}).values()
+    found = {_spread_in(one) for result in results for one in measures_of(result).values()}
+    parts = [meaning for spread, meaning in SPREADS.items() if spread in found]
+    said = (card.get("protocol") or {}).get("standard_error")
     return "; ".join(parts) + (f": {said}." if said else ".")

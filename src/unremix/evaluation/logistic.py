@@ -47,13 +47,7 @@ class Fits:
 
 @torch.no_grad()
 def fit_logistic(
-    features: Tensor,
-    labels: Tensor,
-    train: Tensor,
-    strengths: Tensor,
-    *,
-    tolerance: float = 1e-10,
-    basis: Tensor | None = None,
+    inputs: Tensor, labels: Tensor, train: Tensor, strengths: Tensor, *, tolerance: float = 1e-10
 ) -> Fits:
     """Minimize, for each problem p, ½ |W|² + C_p Σ_{i in train_p} -log softmax(W x_i + b)_{y_i}.
 
@@ -66,34 +60,28 @@ def fit_logistic(
     product.
 
     Args:
-        features: x, shape (n, D), float32 or float64; computation uses this type.
+        inputs: x in its :func:`eigenbasis`, shape (n, R + 1), float32 or float64; computation uses
+            this type.
         labels: y, integers from 0 to K - 1, shape (n,). K is one more than the highest.
         train: Which samples each problem trains on, bool, shape (n, P).
         strengths: C, positive, shape (P,).
         tolerance: A problem is solved when the mean loss over its samples can fall by no more than
             about this. In float32, rounding lets nothing below 1e-9 be reached.
-        basis: ``eigenbasis(features)``, where several calls share the features.
 
     Returns:
         The logits of all samples in all problems.
 
     Raises:
-        ValueError: If shapes do not fit, or a problem has no sample of one of the classes.
+        ValueError: If a problem has no sample of one of the classes.
 
     Example:
         >>> x, y = torch.tensor([[0.0], [1.0], [2.0], [3.0]]), torch.tensor([0, 0, 1, 1])
-        >>> fits = fit_logistic(x.double(), y, torch.ones(4, 2).bool(), torch.tensor([0.1, 10.0]))
-        >>> fits.predictions.T
+        >>> basis, strengths = eigenbasis(x.double()), torch.tensor([0.1, 10.0])
+        >>> fit_logistic(basis, y, torch.ones(4, 2).bool(), strengths).predictions.T
         tensor([[0, 0, 1, 1],
                 [0, 0, 1, 1]])
     """
     count, problems = train.shape
-    if features.shape[:1] != (count,) or labels.shape != (count,) or strengths.shape != (problems,):
-        raise ValueError(
-            "expected features (n, D), labels (n,), train (n, P) and strengths (P,), got "
-            f"{tuple(features.shape)}, {tuple(labels.shape)}, {tuple(train.shape)} and "
-            f"{tuple(strengths.shape)}"
-        )
     classes = int(labels.max()) + 1
     for label in range(classes):
         if not bool(train[labels == label].any(0).all()):
@@ -101,7 +89,6 @@ def fit_logistic(
                 f"expected samples of every class in every training set, got one without "
                 f"class {label}; use fewer folds, or leave the class out"
             )
-    inputs = eigenbasis(features) if basis is None else basis
     targets = torch.nn.functional.one_hot(labels, classes)[:, None].to(inputs)  # (n, 1, K)
     if classes == 2:
         targets = targets[:, :, 1:]

@@ -271,8 +271,7 @@ class _Logistic:
     """Logistic regression on samples (n, D) with labels (n,), for many splits and C at once."""
 
     def __init__(self, features: Tensor, labels: Tensor) -> None:
-        self.features, self.labels = features, labels
-        self.basis = eigenbasis(features)
+        self.basis, self.labels = eigenbasis(features), labels
         self.converged = True
 
     def __call__(
@@ -289,9 +288,7 @@ class _Logistic:
             for column, (fitted, _) in enumerate(group):
                 train[fitted, column] = True
             train = train.expand(-1, -1, width).flatten(1)
-            fits = fit_logistic(
-                self.features, self.labels, train, strengths.flatten(), basis=self.basis
-            )
+            fits = fit_logistic(self.basis, self.labels, train, strengths.flatten())
             self.converged &= fits.converged
             predictions = fits.predictions.reshape(count, len(group), width).numpy()
             found += [predictions[test, column] for column, (_, test) in enumerate(group)]
