@@ -45,6 +45,8 @@ def sound(
     got: object,
     remedy: str,
     kind: type[Exception] | tuple[type[Exception], ...] = Exception,
+    *,
+    alien: bool = False,
 ) -> Iterator[None]:
     """Turn what a library raises inside for damaged data into one sentence that names them.
 
@@ -53,6 +55,8 @@ def sound(
         got: Where it was expected, such as a path.
         remedy: What to do.
         kind: What it raises; anything, by default.
+        alien: Whether only what needs words is turned: no missing package, no error of the
+            operating system, which has a number, and no sentence of ours.
 
     Example:
         >>> with sound("a number", "notes.txt", "write one"):
@@ -63,6 +67,9 @@ def sound(
     try:
         yield
     except kind as error:
+        ours = isinstance(error, ImportError) or str(error).startswith("expected ")
+        if alien and (ours or getattr(error, "errno", None) is not None):
+            raise
         raise ValueError(f"expected {what}, got {got} ({shorten(error)}); {remedy}") from error
 
 

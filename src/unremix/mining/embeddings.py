@@ -7,9 +7,9 @@ import hashlib
 import json
 import os
 import zipfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from unremix.console.printing import unguarded
 from unremix.console.suggestions import needed_for
 from unremix.core.precision import SMALLEST_NORM
 from unremix.files.atomic_files import checked, open_file, open_text, read_text
-from unremix.files.bounds import allowance, shorten
+from unremix.files.bounds import allowance, sound
 from unremix.files.npz import read_arrays, read_header
 from unremix.files.remote import fetch_or_refuse, is_url, list_files, remote_file
 from unremix.files.seals import is_sealed, write_sealed
@@ -102,7 +102,8 @@ def read_columns(
         )
     if not parts and not path.is_file():
         raise FileNotFoundError(f"expected embeddings at {str(path)!r}, found no file")
-    with _as_written(name):
+    what = f"embeddings as 'unremix embed' or NumPy writes them in {name}"
+    with sound(what, "a damaged file", "write it again", alien=True):  # whatever libraries raise
         if parts or path.suffix == ".parquet":
             found = _parquet_columns(name, _complete_parts(name, parts) or [path])
         elif path.suffix == ".npz":
@@ -111,21 +112,6 @@ def read_columns(
             found = _csv_columns(path) if path.suffix == ".csv" else {KEY: _map_array(path)}
         _check_present(source, wanted, list(found))
     return {name: one for name, one in found.items() if wanted is None or name in wanted}
-
-
-@contextmanager
-def _as_written(source: str) -> Iterator[None]:
-    """Whatever a damaged file raises becomes one line that names it."""
-    try:
-        yield
-    except Exception as error:  # the libraries raise almost anything
-        known = isinstance(error, OSError) and error.errno is not None  # pyarrow's have no number
-        if known or isinstance(error, ImportError) or str(error).startswith("expected "):
-            raise
-        raise ValueError(
-            f"expected embeddings as 'unremix embed' or NumPy writes them in {source}, got a "
-            f"damaged file ({shorten(error)}); write it again"
-        ) from error
 
 
 def _fetched_parts(url: str) -> list[Path]:
