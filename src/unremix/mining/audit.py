@@ -10,7 +10,7 @@ import torch
 
 from unremix.audit import matched_rates
 from unremix.mining.embeddings import Floats, open_embeddings, unit_rows
-from unremix.mining.filters import as_lists
+from unremix.mining.filters import as_lists, forbidden_rows
 
 ANCHORS_AT_ONCE = 64
 
@@ -104,6 +104,7 @@ def audit_negatives(
     known = as_lists(positives, size, total)
     judged = None if relevant is None else as_lists(relevant, size, total)
     own = np.full(size, -1) if anchor_rows is None else np.asarray(anchor_rows)
+    never, _ = forbidden_rows(known, own, None, None, total)
     units = unit_rows(rows)
     twin = torch.arange(total + 1)
     by_anchor = []
@@ -115,9 +116,7 @@ def audit_negatives(
         np.matmul(queries[part], units.T, out=similarity[:, :-1])
         negatives, false = np.ones(shape, dtype=bool), np.zeros(shape, dtype=bool)
         negatives[:, -1] = False
-        negatives[known[part].anchors, known[part].rows] = False
-        has_row = own[part] >= 0
-        negatives[has_row, own[part][has_row]] = False
+        negatives[never[part].anchors, never[part].rows] = False
         if judged is not None:
             false[judged[part].anchors, judged[part].rows] = True
         else:

@@ -68,7 +68,12 @@ class Collection:
     @property
     def shown(self) -> Sequence[str]:
         """What stands for a row in a table: its text, its name, or its number."""
-        return self.texts or self.names or [str(n) for n in range(len(self.embeddings))]
+        return self.texts or self.known_names
+
+    @property
+    def known_names(self) -> list[str]:
+        """The names, or the number of each row as text."""
+        return self.names or [str(n) for n in range(len(self.embeddings))]
 
     def rows_in(self, corpus: Collection) -> Integers:
         """The row of the corpus that is the same sample, shape (n,); -1 for none.
@@ -91,8 +96,7 @@ class Collection:
 
     def row_of(self) -> dict[str, int]:
         """The first row of each name; without names, the number of each row as text."""
-        names = self.names or [str(n) for n in range(len(self.embeddings))]
-        return {name: row for row, name in reversed(list(enumerate(names)))}
+        return {name: row for row, name in reversed(list(enumerate(self.known_names)))}
 
 
 def read_pairs(path: str | Path, anchors: Collection, corpus: Collection) -> list[list[int]]:
@@ -250,7 +254,7 @@ def write_triplets(
     """
     columns = ["anchor", "positive", "negative", "score", *PAPER_COMPONENTS]
     write_rows(path, list(triplet_rows(mined, anchors, corpus, positives)), columns)
-    shown = anchors.names or [str(n) for n in range(len(anchors.embeddings))]
+    shown = anchors.known_names
     report = {
         "options": options,
         "anchors": len(mined.indices),

@@ -110,8 +110,12 @@ def choose_greedily(
             fixed += lambdas[name] * _scaled(name, scores[name], valid)
     spread = scores.get(GREEDY)  # (B, P)
     to_chosen = torch.zeros(valid.shape)  # Σ over chosen j' of f_j · f_j'
-    places, values = [], []
-    components: dict[str, list[Tensor]] = {name: [] for name in names}
+    nothing = torch.full((len(valid), k), torch.nan)
+    found = Chosen(
+        torch.full_like(nothing, -1, dtype=torch.int64),
+        nothing.clone(),
+        {name: nothing.clone() for name in names},
+    )
     for taken in range(min(k, valid.shape[1])):
         total = fixed
         if spread is not None:
@@ -120,23 +124,14 @@ def choose_greedily(
             total = fixed + lambdas[GREEDY] * _scaled(GREEDY, spread, left)
         value, best = torch.where(left, total, -torch.inf).max(1)  # the first among equals
         some = value > -torch.inf
-        places.append(torch.where(some, best, -1))
-        values.append(torch.where(some, value, torch.nan))
+        found.places[:, taken] = torch.where(some, best, -1)
+        found.scores[:, taken] = torch.where(some, value, torch.nan)
         for name in names:
             score = spread if name == GREEDY and spread is not None else scores[name]
-            components[name].append(torch.where(some, score[rows, best], torch.nan))
+            found.components[name][:, taken] = torch.where(some, score[rows, best], torch.nan)
         left[rows, best] = False
         to_chosen += products[rows, best]
-    missing = k - len(places)
-
-    def together(parts: list[Tensor], empty: float) -> Tensor:
-        return torch.stack([*parts, *[torch.full_like(parts[0], empty)] * missing], dim=1)
-
-    return Chosen(
-        together(places, -1),
-        together(values, torch.nan),
-        {name: together(parts, torch.nan) for name, parts in components.items()},
-    )
+    return found
 
 
 def choose_largest(keys: Tensor, similarity: Tensor, valid: Tensor, k: int) -> Chosen:
