@@ -39,8 +39,9 @@ from timing import Race, Ratio, Seconds
 import unremix
 from unremix.cluster.embedding import embed_on_ray
 from unremix.cluster.ray_engine import connect
-from unremix.domains.image.dataset import find_splits, load_images
-from unremix.domains.image.streamed import StreamedImages
+from unremix.domains.image.dataset import load_images
+from unremix.domains.image.reading import find_splits
+from unremix.domains.image.stores import StreamedImages
 from unremix.domains.sampling import streamed
 from unremix.files.remote import file_system
 from unremix.training.embedding import embed_to_file

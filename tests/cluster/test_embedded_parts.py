@@ -10,7 +10,7 @@ import pytest
 from pictures import picture, save
 
 import unremix
-from unremix.domains.image.pieces import cut
+from unremix.domains.image.model import cut
 from unremix.files.fingerprint import fingerprint
 from unremix.training.run import Run
 

@@ -19,8 +19,8 @@ FORMULAS = ("=", "+", "-", "@", "\t", "\r")  # how a formula begins for some spr
 KINDS = ("Cc", "Cf", "Cs", "Zl", "Zp")
 
 
-def printable(text: str, *, keep: str = "\n") -> str:
-    r"""The text with every control character escaped, except those in ``keep``.
+def printable(text: str) -> str:
+    r"""The text with every control character escaped, except line breaks.
 
     Example:
         >>> printable("a\x1b[31mb.png")
@@ -30,7 +30,7 @@ def printable(text: str, *, keep: str = "\n") -> str:
         return text
     return "".join(
         one.encode("unicode_escape").decode()
-        if one not in keep and unicodedata.category(one) in KINDS
+        if one != "\n" and unicodedata.category(one) in KINDS
         else one
         for one in text
     )

@@ -20,17 +20,16 @@ def times() -> tuple[str | rich.ProgressColumn, ...]:
 
 
 @contextmanager
-def showing(what: str, console: Console | None = None) -> Iterator[Callable[[float], None]]:
-    """A bar on a terminal, a line every 30 seconds elsewhere.
+def showing(what: str) -> Iterator[Callable[[float], None]]:
+    """A bar on a terminal, a line every 30 seconds elsewhere, on standard error.
 
     Args:
         what: What is done.
-        console: Where to show it; by default standard error.
 
     Yields:
         A function that is called with the share of the work that is done.
     """
-    console = console or Console(stderr=True)
+    console = Console(stderr=True)
     bars = rich.Progress(
         what,
         rich.BarColumn(bar_width=None),

@@ -6,11 +6,11 @@ An option is a field of a dataclass. Its type says what it takes; its metadata, 
 
 from __future__ import annotations
 
-import math
 import operator
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import Field, field, fields
+from contextlib import suppress
+from dataclasses import field, fields
 from numbers import Integral, Real
 from os import PathLike
 from reprlib import Repr
@@ -66,6 +66,10 @@ class _Loader(_Bounded):
 
 class _Dumper(yaml.SafeDumper):
     """YAML in which a text such as 1e-3 has quotes, so that both loaders read it as a text."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        """Write equal values in full."""
+        return True
 
 
 for _either in (_Loader, _Dumper):
@@ -149,9 +153,15 @@ def check_bounds(options: Any, prefix: str = "") -> None:
         value = getattr(options, its.name)
         if value is None or isinstance(value, str):
             continue
-        problem = _out_of_bounds(its, value)
-        if problem is not None:
-            raise ValueError(f"expected {prefix}{its.name} {problem}")
+        verb, size, entries = "be", value, ""
+        if isinstance(value, tuple):
+            verb, size, entries = "have", len(value), " entries"
+        for name, (holds, words, remedy) in BOUNDS.items():
+            if name in its.metadata and not holds(size, bound := its.metadata[name]):
+                raise ValueError(
+                    f"expected {prefix}{its.name} to {verb} {words} {bound}{entries}, got {size}; "
+                    f"{remedy} it"
+                )
 
 
 class Checked:
@@ -160,18 +170,6 @@ class Checked:
     def __post_init__(self) -> None:
         check_types(self)
         check_bounds(self)
-
-
-def _out_of_bounds(its: Field[Any], value: Any) -> str | None:
-    bounds = its.metadata
-    if isinstance(value, tuple):
-        if len(value) > bounds.get("most", math.inf):
-            return f"to have at most {bounds['most']} entries, got {len(value)}; use fewer"
-        return None
-    for name, (holds, words, remedy) in BOUNDS.items():
-        if name in bounds and not holds(value, bounds[name]):
-            return f"to be {words} {bounds[name]}, got {value}; {remedy} it"
-    return None
 
 
 def expected(hint: Any) -> str:
@@ -256,23 +254,18 @@ def mismatch(name: str, value: Any, hint: Any) -> str:
         >>> mismatch("epochs", "3", int | None)
         "expected epochs to be a whole number, got '3'; write 3, without quotes"
     """
-    remedy = "; change it, or leave it out"
-    choices = [str(one) for one in _choices(hint)]
-    if isinstance(value, int) and abs(value) > LARGEST:
-        remedy = f"; the largest is {LARGEST}"
+    read, remedy = value, "; change it, or leave it out"
     if isinstance(value, str):
-        try:
+        with suppress(ValueError):
             read = read_yaml(value)
-        except ValueError:
-            read = value
-        if isinstance(read, int) and abs(read) > LARGEST:
-            remedy = f"; the largest is {LARGEST}"
-        elif not isinstance(read, str) and fits(read, hint):
-            remedy = f"; write {value}, without quotes"
-        elif fits([read], hint):
-            remedy = f'; write "[{value}]"'
-        else:
-            remedy = did_you_mean(value, choices) or remedy
+    if isinstance(read, int) and abs(read) > LARGEST:
+        remedy = f"; the largest is {LARGEST}"
+    elif not isinstance(read, str) and fits(read, hint):
+        remedy = f"; write {value}, without quotes"
+    elif fits([read], hint):
+        remedy = f'; write "[{value}]"'
+    elif isinstance(value, str):
+        remedy = did_you_mean(value, map(str, _choices(hint))) or remedy
     return f"expected {name} to be {expected(hint)}, got {SHORT.repr(value)}{remedy}"
 
 

@@ -186,7 +186,7 @@ def _import_file(path: Path) -> ModuleType:
 
 def _imported(path: Path) -> ModuleType | None:
     for one in list(sys.modules.values()):
-        file = vars(one).get("__file__") if hasattr(one, "__dict__") else None
+        file = getattr(one, "__dict__", {}).get("__file__")
         if isinstance(file, str) and file.endswith(path.name) and Path(file).resolve() == path:
             return one
     return None

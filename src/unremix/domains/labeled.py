@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import torch
@@ -123,6 +123,7 @@ class FeatureObserver:
         return row
 
 
+@dataclass
 class LabeledObserver:
     """Measures a model after an epoch; says in plain words, once, what looks wrong.
 
@@ -134,19 +135,17 @@ class LabeledObserver:
         say: Shows a message.
     """
 
-    def __init__(
-        self,
-        encode: Encode,
-        data: Any,
-        shape: Any,
-        config: TrainConfig,
-        say: Callable[[str], None],
-    ) -> None:
-        self.encode, self.data, self.config, self.say = encode, data, config, say
-        self.view = fixed_views(data, shape, config)
-        self.said: set[str] = set()
-        self.previous: Health | None = None
-        if config.audit_every is not None and data.train.labels is None:
+    encode: Encode
+    data: Any
+    shape: Any
+    config: TrainConfig
+    say: Callable[[str], None]
+    said: set[str] = field(default_factory=set)
+    previous: Health | None = None
+
+    def __post_init__(self) -> None:
+        self.view = fixed_views(self.data, self.shape, self.config)
+        if self.config.audit_every is not None and self.data.train.labels is None:
             raise ValueError(
                 "expected data with labels for --audit_every, got data without; leave it out, "
                 "or put the samples of each class into a folder"
@@ -181,10 +180,9 @@ class LabeledObserver:
         negatives = None if importance is None else effective_negatives(importance.weights.double())
         model.train(was_training)
         z0, z1 = first[0], second[0]
+        samples, dimensions = z0.shape
         measured = health(z0.float(), z1.float(), effective_negatives=negatives)
-        for message in warnings_of(
-            measured, self.previous, dimensions=z0.shape[1], samples=z0.shape[0]
-        ):
+        for message in warnings_of(measured, self.previous, dimensions=dimensions, samples=samples):
             kind = re.sub(r"[\d.,]+", "#", message)  # the same message with other numbers
             if kind not in self.said:
                 self.said.add(kind)
@@ -326,4 +324,8 @@ class Labeled:
 
     def sample(self, run: Trained, data: Any, model: Framework, loss: TwoViewLoss | None) -> Sample:
         """What a page shows; see :func:`unremix.domains.shown.two_view_sample`."""
-        return two_view_sample(run, data, model, loss, self._encoding(run.shape), self.draw)
+        encode = self._encoding(run.shape)
+        return two_view_sample(
+            run, data, model, loss,
+            lambda items: encode(run.encoder(), data.train)[items].float(), draw=self.draw,
+        )  # fmt: skip

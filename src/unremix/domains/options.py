@@ -28,25 +28,12 @@ from unremix.console.values import (
     read_yaml,
     write_yaml,
 )
-from unremix.domains.base import (
-    DOMAINS,
-    Domain,
-    default_domain,
-    domain_of_encoder,
-    find_domain,
-)
+from unremix.domains.base import DOMAINS, Domain, default_domain, domain_of_encoder, find_domain
 from unremix.domains.extensions import load_extensions, warn_of_changed_code
 from unremix.files.atomic_files import PATH_NAME
 from unremix.frameworks.heads import projection_head
 from unremix.frameworks.parts import section_of
-from unremix.frameworks.recipe import (
-    PARTS,
-    RECIPES,
-    Composition,
-    compose,
-    find_recipe,
-    sections,
-)
+from unremix.frameworks.recipe import PARTS, RECIPES, Composition, compose, find_recipe, sections
 
 Logger = Literal["tensorboard", "wandb"]
 OptimizerName = Literal["adam", "adamw", "sgd", "lars"]
@@ -503,11 +490,10 @@ def option_hints() -> dict[str, Any]:
     """
     hints = get_type_hints(TrainConfig)
     found = {name: hint for name, hint in hints.items() if name not in INTERNAL}
-    kinds = {domain.section: domain.options for domain in DOMAINS.values() if domain.section}
-    for domain in DOMAINS.values():
-        found |= {} if domain.section else get_type_hints(domain.options)
-    for section, kind in {**kinds, **sections()}.items():
-        found |= {f"{section}.{name}": hint for name, hint in get_type_hints(kind).items()}
+    kinds = [(domain.section, domain.options) for domain in DOMAINS.values()]
+    for section, kind in (*kinds, *sections().items()):
+        prefix = section and f"{section}."
+        found |= {f"{prefix}{name}": hint for name, hint in get_type_hints(kind).items()}
     return found
 
 
@@ -598,7 +584,7 @@ def make_config(options: Mapping[str, Any]) -> TrainConfig:
 def config_to_yaml(config: TrainConfig) -> str:
     """A configuration as YAML."""
     values = {name: value for name, value in config.options().items() if name not in OF_A_CALL}
-    return write_yaml(_plain(values))
+    return write_yaml(values)
 
 
 def config_in_words(config: TrainConfig) -> str:
@@ -629,7 +615,7 @@ def config_in_words(config: TrainConfig) -> str:
             continue
         resolved = known.get(f"{section}.{name.strip()}" if line.startswith(" ") else name)
         told = value.strip() == "null" and resolved is not None
-        lines.append(f"{line}  # {json.dumps(_plain(resolved), default=str)}" if told else line)
+        lines.append(f"{line}  # {json.dumps(resolved, default=str)}" if told else line)
     return "\n".join(lines) + "\n"
 
 
@@ -657,10 +643,3 @@ def config_from_yaml(text: str, *, trust: bool = False, where: str = "the file")
     elif imports and isinstance(domain, str) and domain not in DOMAINS:
         raise untrusted(imports, where)
     return make_config({**kept, "from_file": True})
-
-
-def _plain(value: Any) -> Any:
-    """Tuples as lists, so that YAML shows no tags."""
-    if isinstance(value, dict):
-        return {key: _plain(item) for key, item in value.items()}
-    return [_plain(item) for item in value] if isinstance(value, tuple | list) else value

@@ -81,9 +81,7 @@ def _csv_rows(path: Path) -> Iterator[tuple[str, Mapping[str, str]]]:
 
 def _json_lines(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
     with open_text(path, "utf-8-sig") as stream:
-        number = 0
-        while line := stream.readline(LONGEST_LINE):
-            number += 1
+        for number, line in enumerate(iter(lambda: stream.readline(LONGEST_LINE), ""), 1):
             where = f"line {number} of {path}"
             if not line.strip():
                 continue

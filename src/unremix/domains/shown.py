@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from unremix.core.pairs import Pairs
 from unremix.core.problem import Logits
@@ -65,28 +65,9 @@ def how_drawn(items: Tensor, total: int) -> str:
     return f"drawn at random from {total:,}" if len(items) < total else ""
 
 
-def draw_batch(count: int) -> Tensor:
-    """Which of the items are compared with each other, shape (A,)."""
-    return torch.randperm(count, generator=torch.Generator().manual_seed(1))[:BATCH]
-
-
 def as_views(z: Tensor, h: Tensor | None) -> Views:
     """Embeddings (A, D) and the last layer's input (A, H), in single precision."""
     return Views(z.float(), None if h is None else h.float())
-
-
-def projecting(model: Framework) -> Projecting:
-    """The same model, if it has a projection head.
-
-    Raises:
-        ValueError: If it has none.
-    """
-    if not isinstance(model, Projecting):
-        raise ValueError(
-            f"expected a framework with a projection head, got {type(model).__name__}; derive it "
-            "from unremix.frameworks.base.Projecting"
-        )
-    return model
 
 
 def two_view_sample(
@@ -94,62 +75,42 @@ def two_view_sample(
     data: Any,
     model: Framework,
     loss: TwoViewLoss | None,
-    encode: Callable[[nn.Module, Any], Tensor],
+    features: Callable[[Tensor], Tensor],
+    *,
     draw: Callable[[Any], Tensor] | None = None,
     both: Callable[[Tensor], tuple[Views, Views]] | None = None,
+    parts: Sequence[Any] = (),
+    read: Callable[[Tensor], Any] | None = None,
 ) -> Sample:
-    """Training samples, of which some find their own second view among those of the others.
+    """Samples, of which some to train on find their own second view among those of the others.
 
     Args:
         run: The run.
         data: Its data, with a split ``train`` that has names, labels and classes.
         model: Its model.
         loss: Its loss.
-        encode: Features of a split, shape (n, F).
-        draw: Images, uint8 (k, C, S, S), of fetched samples or of their views; None if they are
-            shown by name.
+        features: Embeddings (n, F) of samples by their numbers (n,), training samples first.
+        draw: Images, uint8 (k, C, S, S), of samples as they are read or of their views; None if
+            they are shown by name.
         both: Anchors and candidates of samples, by indices (A,); two views of each by default.
+        parts: The splits that are shown, ``train`` first; it alone by default.
+        read: Samples as they are stored, by their numbers; they are fetched by default.
+
+    Raises:
+        ValueError: If the views have to be made by a framework without a projection head.
     """
-    items = drawn(len(data.train), MOST_ITEMS)
-
-    def read(numbers: Tensor) -> Any:
-        return find_domain(run.config.domain).fetch(data, items[numbers])
-
-    features = encode(run.encoder(), data.train)[items].float()
-    return sample_of(run, data, model, loss, items, features, [data.train], read, draw, both)
-
-
-def sample_of(
-    run: Trained,
-    data: Any,
-    model: Framework,
-    loss: TwoViewLoss | None,
-    items: Tensor,
-    features: Tensor,
-    parts: Sequence[Any],
-    read: Callable[[Tensor], Any],
-    draw: Callable[[Any], Tensor] | None = None,
-    both: Callable[[Tensor], tuple[Views, Views]] | None = None,
-) -> Sample:
-    """As :func:`two_view_sample`, of items of several splits, those to train on first.
-
-    Args:
-        run: The run.
-        data: Its data.
-        model: Its model.
-        loss: Its loss.
-        items: Which samples of the splits are shown, in order, shape (n,).
-        features: Their embeddings, shape (n, F).
-        parts: The splits, each with names, labels and classes.
-        read: Samples as they are stored, by the numbers of items.
-        draw: As there.
-        both: As there.
-    """
-    domain, train, total = find_domain(run.config.domain), parts[0], sum(map(len, parts))
-    batch = draw_batch(int((items < len(train)).sum()))
+    domain, train, parts = find_domain(run.config.domain), data.train, parts or [data.train]
+    total = sum(map(len, parts))
+    items = drawn(total, MOST_ITEMS)
+    to_train_on = int((items < len(train)).sum())
+    batch = torch.randperm(to_train_on, generator=torch.Generator().manual_seed(1))[:BATCH]
     seen = fixed_views(data, run.shape, run.config)
     if both is None:
-        model = projecting(model)
+        if not isinstance(model, Projecting):
+            raise ValueError(
+                f"expected a framework with a projection head, got {type(model).__name__}; derive "
+                "it from unremix.frameworks.base.Projecting"
+            )
         sides = []
         for number in (0, 1):
             some = items[batch].split(EMBEDDED_AT_ONCE)
@@ -166,7 +127,8 @@ def sample_of(
 
     def images(numbers: Sequence[int]) -> Tensor:
         assert draw is not None
-        return draw(read(torch.as_tensor(numbers, dtype=torch.long)))
+        rows = items[torch.as_tensor(numbers, dtype=torch.long)]
+        return draw(domain.fetch(data, rows) if read is None else read(rows))
 
     views = None
     if draw is not None:
@@ -176,7 +138,7 @@ def sample_of(
     known = [part.labels for part in parts if part.labels is not None]
     return Sample(
         names=[names[item] for item in items.tolist()],
-        features=features,
+        features=features(items),
         total=total,
         how_drawn=how_drawn(items, total),
         labels=torch.cat(known)[items] if len(known) == len(parts) else None,

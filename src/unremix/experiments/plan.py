@@ -12,7 +12,7 @@ from functools import cache
 from typing import Any, Literal
 
 from unremix.console.values import bounded, check_bounds
-from unremix.domains.options import TrainConfig, flat_options, make_config
+from unremix.domains.options import TrainConfig, flat_options, make_config, nested_options
 from unremix.recipes import RECIPES, find_recipe
 from unremix.training.building import settled
 
@@ -215,15 +215,7 @@ def train_config(*options: Mapping[str, Any]) -> TrainConfig:
         >>> train_config({"recipe": "hcl"}, {"loss.hardness": 2.0}).loss.hardness
         2.0
     """
-    nested: dict[str, Any] = {}
-    for some in options:
-        for name, value in some.items():
-            section, dot, inner = name.rpartition(".")
-            if dot:
-                nested.setdefault(section, {})[inner] = value
-            else:
-                nested[name] = value
-    return make_config(nested)
+    return make_config(nested_options({name: some[name] for some in options for name in some}))
 
 
 def make_job(row: str, train: TrainConfig) -> Job:

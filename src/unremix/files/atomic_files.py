@@ -68,18 +68,12 @@ def replacing(path: Path, *, keep: Path | None = None) -> Iterator[Path]:
 
 def _in_words(reason: OSError, path: Path, *, kept: bool) -> OSError:
     """What is wrong with the disk."""
-    intact = "; the earlier one is intact" if kept else ""
+    wanted, got, remedy = f"to write {path}", reason.strerror, "check the disk and its permissions"
     if reason.errno in FULL:
-        return OSError(
-            reason.errno,
-            f"expected room on the disk for {path}, got 'no space left'{intact}; free some space, "
-            "and continue a run with --resume",
-        )
-    return OSError(
-        reason.errno,
-        f"expected to write {path}, got '{reason.strerror}'{intact}; check the disk and its "
-        "permissions",
-    )
+        wanted, got = f"room on the disk for {path}", "no space left"
+        remedy = "free some space, and continue a run with --resume"
+    intact = "; the earlier one is intact" if kept else ""
+    return OSError(reason.errno, f"expected {wanted}, got '{got}'{intact}; {remedy}")
 
 
 def disk_error(error: BaseException | None) -> OSError | None:
@@ -156,9 +150,10 @@ def append_json(path: Path, record: Any) -> None:
         whole = file.seek(0, os.SEEK_END)
         file.seek(0)
         left = b"" if whole == 0 else file.read(whole).rpartition(b"\n")[2]
-        if left and _is_json(left):
+        try:
+            json.loads(left)
             line = b"\n" + line  # only its line break is missing
-        else:
+        except (ValueError, RecursionError):
             whole -= len(left)
         try:
             file.truncate(whole)
@@ -171,23 +166,14 @@ def append_json(path: Path, record: Any) -> None:
             raise _in_words(error, path, kept=True) from error
 
 
-def _is_json(text: bytes) -> bool:
-    try:
-        json.loads(text)
-    except (ValueError, RecursionError):
-        return False
-    return True
-
-
 def copy_file(source: Path, target: Path, *, inside: Path | None = None) -> None:
     """Copy a file, whole; no link is written through, and ``inside`` is as for `open_file`."""
-    with open_file(source, inside=inside) as file:
-        write_whole(target, lambda temporary: _fill(temporary, file))
-
-
-def _fill(path: Path, source: BinaryIO) -> None:
-    with path.open("wb") as target:
-        shutil.copyfileobj(source, target)
+    with (
+        open_file(source, inside=inside) as file,
+        replacing(target) as temporary,
+        temporary.open("wb") as copy,
+    ):
+        shutil.copyfileobj(file, copy)
 
 
 PATH_NAME = re.compile(r"(?!\.{1,2}$)[^/\\\x00-\x1f\x7f]{1,200}")

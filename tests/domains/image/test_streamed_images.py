@@ -16,8 +16,7 @@ import torch
 from shards import COUNTS, upload, write_digits
 
 from unremix.domains.image.dataset import ImageData, load_images
-from unremix.domains.image.stores import LazyImages
-from unremix.domains.image.streamed import StreamedImages
+from unremix.domains.image.stores import LazyImages, StreamedImages
 from unremix.files import remote
 
 pytestmark = pytest.mark.xdist_group("remote")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import pairwise
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -45,11 +44,11 @@ def sample(run: Trained, data: GraphData, model: Framework, loss: TwoViewLoss | 
         index = int(items[item])
         return _draw_one(store.batch(items[item : item + 1]), 0, types, marked.get(index))
 
-    def encode(encoder: Any, graphs: Any) -> Tensor:
-        return graph_features(encoder, graphs.store)
+    def features(graphs: Tensor) -> Tensor:
+        return graph_features(run.encoder(), store)[graphs].float()
 
     if isinstance(model, InfoGraph):
-        found = two_view_sample(run, data, model, loss, encode, both=nodes_and_graphs)
+        found = two_view_sample(run, data, model, loss, features, both=nodes_and_graphs)
         about = (
             f"One batch of {len(found.batch)} graphs: the most connected node of each (circled) is "
             "an anchor, all other graphs are its negatives. Training takes every node as an anchor."
@@ -58,7 +57,7 @@ def sample(run: Trained, data: GraphData, model: Framework, loss: TwoViewLoss | 
             found, about_batch=about, finding="nodes find the graph they belong to", logits="dot"
         )
     else:
-        found = two_view_sample(run, data, model, loss, encode)
+        found = two_view_sample(run, data, model, loss, features)
         few, seen = items[found.batch[: SHOWN_VIEWS // 2]], fixed_views(data, run.shape, run.config)
         shown = [store.batch(few), *(seen(model, few, number) for number in (0, 1))]
         drawings = [[_draw_one(view, at, types) for view in shown] for at in range(len(few))]

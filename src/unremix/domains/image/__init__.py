@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from unremix.domains.base import Domain, Items
-from unremix.domains.image import encoders, export, items, model, options, pieces, show, views
-from unremix.domains.image.dataset import count_classes
+from unremix.domains.image import encoders, export, items, model, options, show, views
+from unremix.domains.image.reading import count_classes
 from unremix.domains.options import SELECTIVE
 
 DOMAIN = Domain(
@@ -46,22 +46,22 @@ DOMAIN = Domain(
     imagine=model.imagine,
     to_label="Put them into a folder per class",
     build=model.build,
-    starts_from=model.starts_from,
+    starts_from=lambda config: config.own.backbone if config.own.pretrained else config.init,
     prefixes=encoders.LIBRARIES,
     ready=model.ready,
     download=lambda name, shape: encoders.download(name, shape.channels),
     at_hand=encoders.at_hand,
     describe=model.describe,
-    steps=model.steps,
+    steps=lambda data, config: len(data.train) // config.batch_size,  # of whole batches
     indices=model.indices_of,
-    fetch=model.fetch,
+    fetch=lambda data, indices: data.train.images.batch(indices),
     views=model.views,
     view=lambda images, shape, key: model.view(images, shape.settings, key),
     ahead=model.ahead,
-    expect=model.expect,
+    expect=lambda data, indices: data.train.images.expect(indices),
     embed=model.embed,
     features=model.LABELED.features,
-    cut=pieces.cut,
+    cut=model.cut,
     exports=export.EXPORTS,
     observe=model.LABELED.observe,
     evaluate=model.LABELED.evaluate,

@@ -11,8 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from unremix.domains.image.decoding import Array, Pixels
-from unremix.domains.image.splits import ImageSplits, labeled, of_array
+from unremix.domains.image.decoding import Array, ImageSplits, Pixels, labeled, of_array
 from unremix.files.archives import Unusable, fill, open_maybe_packed
 from unremix.files.bounds import allowance, sound
 from unremix.files.npz import read_arrays
@@ -108,17 +107,16 @@ def _check_pixels(array: Array, where: str) -> None:
 def read_npz(name: str, path: Path) -> ImageSplits:
     """An .npz of images, perhaps with labels and a split."""
     arrays = read_arrays(path, MEANT)
-    if "x_train" in arrays:
-        keys = [("train", "x_train", "y_train"), ("test", "x_test", "y_test")]
-    elif "images" in arrays:
-        keys = [("train", "images", "labels")]
-    else:
+    if not {"images", "x_train"} & arrays.keys():
         raise ValueError(
             "expected an array named images or x_train, got "
             f"{', '.join(sorted(arrays)) or 'none'} in {path}; rename it with numpy.savez"
         )
+    keys = [("train", "x_train", "y_train"), ("test", "x_test", "y_test")]
     parts = []
-    for split, images_key, labels_key in keys:
+    for split, images_key, labels_key in (
+        keys if "x_train" in arrays else [("train", "images", "labels")]
+    ):
         if images_key in arrays:
             images = image_array(arrays[images_key], images_key)
             _check_pixels(images, f"{images_key} of {path}")

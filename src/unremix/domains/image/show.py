@@ -13,23 +13,20 @@ from unremix.domains.image.dataset import ImageData
 from unremix.domains.image.items import read_items
 from unremix.domains.image.model import features_of
 from unremix.domains.remembered import recall
-from unremix.domains.sampling import drawn
-from unremix.domains.shown import MOST_ITEMS, Sample, sample_of
+from unremix.domains.shown import Sample, two_view_sample
 from unremix.frameworks.base import Framework
 from unremix.losses import TwoViewLoss
 
 
 def sample(run: Trained, data: ImageData, model: Framework, loss: TwoViewLoss | None) -> Sample:
     """What a page shows of a run on images; see :class:`unremix.domains.base.Domain`."""
-    settings, parts = run.shape.settings, [data.train]
+    settings, parts, encoder = run.shape.settings, [data.train], run.encoder()
     if data.test is not None and (data.test.labels is not None or data.train.labels is None):
         parts.append(data.test)  # without labels it would hide those of the training images
-    items, encoder = drawn(sum(map(len, parts)), MOST_ITEMS), run.encoder()
 
-    def read(numbers: Tensor) -> Tensor:
-        rows = items[numbers].tolist()
-        found = thumbnails(data, rows)
-        return torch.stack([found[row] for row in rows])
+    def read(items: Tensor) -> Tensor:
+        found = thumbnails(data, items.tolist())
+        return torch.stack([found[item] for item in items.tolist()])
 
     def draw(images: Tensor) -> Tensor:
         """Stored images as they are; views without their normalization."""
@@ -38,13 +35,13 @@ def sample(run: Trained, data: ImageData, model: Framework, loss: TwoViewLoss | 
         mean, std = (torch.tensor(each).view(-1, 1, 1) for each in (settings.mean, settings.std))
         return (255 * (images.float() * std + mean)).round().clamp(0, 255).byte()
 
-    embedded = [recall(encoder, part) for part in parts]
-    if all(one is not None for one in embedded):
-        features = torch.cat(embedded)[items]
-    else:
-        some = torch.arange(len(items)).split(512)
-        features = torch.cat([features_of(encoder, read(each), settings) for each in some])
-    return sample_of(run, data, model, loss, items, features, parts, read, draw)
+    def features(items: Tensor) -> Tensor:
+        embedded = [recall(encoder, part) for part in parts]
+        if all(one is not None for one in embedded):
+            return torch.cat(embedded)[items]
+        return torch.cat([features_of(encoder, read(some), settings) for some in items.split(512)])
+
+    return two_view_sample(run, data, model, loss, features, draw=draw, parts=parts, read=read)
 
 
 def thumbnails(data: ImageData, rows: Sequence[int]) -> dict[int, Tensor]:

@@ -387,43 +387,29 @@ def jitter(images: Tensor, which: Tensor, factors: Tensor, orders: Tensor) -> Te
     Returns:
         ``images``.
     """
-    if not _may_count(images):
-        return _jitter_all(images, which, factors, orders)
-    channels = images.shape[1]
     blends, turns = _order_tables(images.device)
     turn = torch.where(which, turns[orders], len(turns))  # blends before the hue, (B,)
-    sizes = torch.bincount(turn, minlength=len(turns) + 1)[: HUE + 1].tolist()
-    chosen = turn.argsort(stable=True)[: sum(sizes)]  # (n,)
-    factors, sequence = factors[chosen], blends[orders[chosen]]  # (n, 4), (n, 3)
-    matrices, to_mean = _blends(factors, sequence, _luma(images))  # (n, 3, C, C), (n, 3, C)
-    pixels = images.index_select(0, chosen).flatten(2)  # (n, C, P)
+    if _may_count(images):
+        sizes = torch.bincount(turn, minlength=len(turns) + 1)[: HUE + 1].tolist()
+        chosen = turn.argsort(stable=True)[: sum(sizes)]  # (n,)
+        factors, orders = factors[chosen], orders[chosen]
+        pixels = images.index_select(0, chosen).flatten(2)  # (n, C, P)
+    else:  # all samples are computed in every pass
+        pixels = images.flatten(2)
+    matrices, to_mean = _blends(factors, blends[orders], _luma(images))  # (n, 3, C, C), (n, 3, C)
     for step in range(HUE + 1):
-        if channels == 3:
+        if images.shape[1] == 3 and _may_count(images):
             group = slice(sum(sizes[:step]), sum(sizes[: step + 1]))
             shift_hue(pixels[group], factors[group, HUE])
+        elif images.shape[1] == 3:
+            shifted = shift_hue(pixels.clone(), factors[:, HUE])
+            pixels = torch.where((turn == step)[:, None, None], shifted, pixels)
         if step < HUE:
             offset = (pixels.mean(2) * to_mean[:, step]).sum(1)[:, None, None]  # (n, 1, 1)
             pixels = torch.baddbmm(offset, matrices[:, step], pixels).clamp_(0, 1)
-    return images.index_copy_(0, chosen, pixels.view(-1, *images.shape[1:]))
-
-
-def _jitter_all(images: Tensor, which: Tensor, factors: Tensor, orders: Tensor) -> Tensor:
-    """As :func:`jitter`, of an accelerator, which computes all samples in every pass."""
-    blends, turns = _order_tables(images.device)
-    turn = turns[orders]  # (B,)
-    matrices, to_mean = _blends(factors, blends[orders], _luma(images))
-
-    def changed(x: Tensor) -> Tensor:
-        for step in range(HUE + 1):
-            if images.shape[1] == 3:
-                x = torch.where((turn == step)[:, None, None], shift_hue(x.clone(), hues), x)
-            if step < HUE:
-                offset = (x.mean(2) * to_mean[:, step]).sum(1)[:, None, None]
-                x = torch.baddbmm(offset, matrices[:, step], x).clamp_(0, 1)
-        return x
-
-    hues = factors[:, HUE]
-    _change(images, which, lambda all_of_them: changed(all_of_them.flatten(2)).view_as(images))
+    if _may_count(images):
+        return images.index_copy_(0, chosen, pixels.view(-1, *images.shape[1:]))
+    _change(images, which, lambda _: pixels.view_as(images))
     return images
 
 

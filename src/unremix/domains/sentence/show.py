@@ -37,7 +37,11 @@ def sample(run: Trained, data: EncodedCorpus, model: Framework, loss: TwoViewLos
     """What a page shows of a run on sentences; see :class:`unremix.domains.base.Domain`."""
     if not isinstance(model, QuickThought):
         found = two_view_sample(
-            run, data, model, loss, lambda encoder, _: corpus_features(encoder, data)[0]
+            run,
+            data,
+            model,
+            loss,
+            lambda items: corpus_features(run.encoder(), data)[0][items].float(),
         )
         few = found.names[:: max(1, len(found.names) // SHOWN_VIEWS)][:SHOWN_VIEWS]
         return replace(found, read_as=[(text, run.shape.vocabulary.read(text)) for text in few])

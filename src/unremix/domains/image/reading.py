@@ -1,24 +1,33 @@
-"""Readers of files: folders and zips of images, WebDataset shards."""
+"""Finds images in any accepted format; reads folders and zips of them, and WebDataset shards."""
 
 from __future__ import annotations
 
+import os
 import posixpath
 import re
 import warnings
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from stat import S_ISREG
 
-from unremix.domains.image.arrays import IDX_NAME, read_idx
-from unremix.domains.image.cifar import CIFAR_FILES, read_cifar
+from unremix.core.checks import check_number, check_positive
+from unremix.domains.base import refuse_other_kinds
+from unremix.domains.image.arrays import IDX_NAME, read_digits, read_idx, read_npz
+from unremix.domains.image.cifar import CIFAR_FILES, read_cifar, tar_pickles
 from unremix.domains.image.decoding import (
+    ACCEPTED,
     HEIF_SUFFIXES,
+    IMAGES,
     NEEDS_HEIF,
     FileSource,
+    ImageSplits,
+    Split,
+    labeled,
+    quiet_pillow,
     reason_for,
     suffixes,
 )
-from unremix.domains.image.splits import IMAGES, ImageSplits, Split, labeled
 from unremix.files.archives import RemoteSpan, Skipped, Span, Unusable, ZipSpan, zip_members
 from unremix.files.locate import locate
 from unremix.files.remote import is_url, list_files
@@ -98,8 +107,9 @@ def read_tree(name: str, files: Files, skipped: list[Skipped]) -> ImageSplits:
             why = NEEDS_HEIF if heif else "not an image"
             skipped.append(Skipped(file, why if span.size else "empty"))
     annotated = _annotated_classes(files)
-    depth = _shared_folders(list(images))
-    folders, outside = _split_by_folder(list(images), depth, annotated)
+    paths = [file.split("/")[:-1] for file in images]
+    shared = os.path.commonprefix(paths)  # noqa: RUF071 (of lists, it compares whole entries)
+    folders, outside = _split_by_folder(list(images), len(shared), annotated)
     skipped += [Skipped(file, "outside the folders for train and test") for file in outside]
     splits: list[Split] = []
     for names, base in folders:
@@ -137,17 +147,6 @@ def read_files(paths: Sequence[str | Path]) -> ImageSplits:
             raise ValueError(f"expected paths of pictures, got the folder {place}; name its files")
     source = FileSource([Span(str(place), 0, place.stat().st_size) for place in places])
     return ImageSplits("files", [Split([str(path) for path in paths], source)])
-
-
-def _shared_folders(names: list[str]) -> int:
-    """How many folders, from the top, all files have in common."""
-    folders = [name.split("/")[:-1] for name in names]
-    if not folders:
-        return 0
-    # What the first and the last in sorted order share, all in between share as well.
-    pairs = zip(min(folders), max(folders), strict=False)
-    shared = [first == last for first, last in pairs]
-    return shared.index(False) if False in shared else len(shared)
 
 
 def _split_by_folder(
@@ -272,3 +271,76 @@ def _split_by_name(
     if not train or not test:
         return [shards], []
     return [train, test], [shard[0] for shard in shards if shard not in train and shard not in test]
+
+
+def count_classes(data: str) -> int:
+    """How many classes the images of any accepted format have, 0 without labels; none is decoded.
+
+    Raises:
+        FileNotFoundError: If the data do not exist.
+        ValueError: If the format is not accepted.
+    """
+    return len(set(find_splits(data).splits[0].labels or ()))
+
+
+def find_splits(
+    data: str | Path | Sequence[str | Path],
+    *,
+    limit: int | None = None,
+    validation: float | None = None,
+) -> ImageSplits:
+    """The images of any accepted format, before they are decoded; see :func:`load_images`.
+
+    Raises:
+        FileNotFoundError: If the data does not exist.
+        ValueError: If the format is not accepted, or an option is out of range.
+    """
+    check_positive(limit=limit)
+    if validation is not None:
+        check_number("validation", validation, above=0, below=1)
+    with quiet_pillow():
+        found = _find(data)
+    splits = found.splits if validation is None else found.splits[0].divided(validation)
+    return replace(found, splits=[split.limited(limit) for split in splits])
+
+
+def name_and_suffix(path: Path) -> tuple[str, str]:
+    """The name of a path without its ending, and the ending."""
+    for suffix in (".zip", ".npz", ".tar.gz", ".tgz", ".tar"):
+        if path.name.lower().endswith(suffix):
+            return path.name[: -len(suffix)], suffix
+    return path.name, ""
+
+
+def _find(data: str | Path | Sequence[str | Path]) -> ImageSplits:
+    """Recognize the format and find the images."""
+    if not isinstance(data, str | Path):
+        return read_files(data)
+    if str(data) == "digits":
+        return read_digits()
+    if "{" in str(data) and not Path(data).exists():
+        return read_pattern(str(data))
+    if is_url(data) and name_and_suffix(Path(data))[1] in ("", ".tar"):
+        return read_url(str(data))
+    refuse_other_kinds(str(data), "image")
+    path = locate(data, IMAGES)
+    if path.is_dir():
+        return read_folder(path)
+    if not path.is_file():  # opening a pipe would wait forever
+        raise ValueError(f"expected a file or a folder, got {path}, which is neither")
+    name, suffix = name_and_suffix(path)
+    if suffix == ".zip":
+        files, skipped = zip_files(path)
+        return read_tree(name, files, skipped)
+    if suffix == ".npz":
+        return read_npz(name, path)
+    if suffix in (".tar.gz", ".tgz"):
+        return read_cifar(name, tar_pickles(path), path)
+    if suffix == ".tar":
+        return read_tars(name, [(path.name, path)])
+    if path.suffix.lower() in suffixes() | HEIF_SUFFIXES:
+        raise ValueError(
+            f"expected a folder of pictures, got the single picture {path}; put pictures into a "
+            "folder, and name the folder"
+        )
+    raise ValueError(f"expected one of: {ACCEPTED}; got the file {path}")
