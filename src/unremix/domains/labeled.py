@@ -7,7 +7,7 @@ None, ``classes`` and a length.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -17,7 +17,6 @@ from torch import Tensor, nn
 from unremix.audit import effective_negatives
 from unremix.core.contrast import Importance
 from unremix.domains.base import Features, Measuring, Trained, find_domain, fixed_views
-from unremix.domains.card import begin_card
 from unremix.domains.options import TrainConfig
 from unremix.domains.remembered import recall, remember
 from unremix.domains.sampling import permuted
@@ -225,6 +224,39 @@ def _measure(
             )
         )
     return result
+
+
+def begin_card(
+    run: Trained,
+    data: str,
+    facts: Mapping[str, Any],
+    *,
+    layer: str,
+    health: Sequence[str],
+    own: bool,
+) -> dict[str, Any]:
+    """An evaluation card without results yet, with facts about data and model.
+
+    ``health`` names columns of the last row of metrics to copy, if the data are the run's own.
+    """
+    rows = run.metrics()
+    last = rows[-1] if rows else {}
+    return {
+        "data": data,
+        "own_data": own,
+        **facts,
+        "layer": layer,
+        "recipe": run.config.composed_name,
+        "labels_used": run.config.composition().labels,
+        "seed": run.config.seed,
+        "batch_size": run.config.batch_size,
+        "epoch": int(last.get("epoch", 0)),
+        "epochs": run.config.epochs,
+        "step": int(last.get("step", 0)),
+        "protocol": None,
+        "health": {name: last[name] for name in health if own and name in last},
+        "results": None,
+    }
 
 
 @dataclass(frozen=True, kw_only=True)

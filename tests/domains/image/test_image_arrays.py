@@ -177,6 +177,12 @@ def test_broken_cifar_files(cifar10: Path, content: bytes, message: str) -> None
         load_images(cifar10)
 
 
+def test_a_cifar_file_of_any_size_is_not_read_whole(cifar10: Path) -> None:
+    os.truncate(cifar10 / "data_batch_1", 2**40)
+    with pytest.raises(ValueError, match=r"at most .* bytes in .*data_batch_1"):
+        load_images(cifar10)
+
+
 def test_tar_gz_without_cifar(tmp_path: Path) -> None:
     path = tmp_path / "other.tar.gz"
     path.write_bytes(b"junk")

@@ -12,11 +12,10 @@ import torch
 from torch import Tensor
 
 from unremix.domains.base import Measuring, Trained
-from unremix.domains.card import begin_card
 from unremix.domains.graph.dataset import GraphData
 from unremix.domains.graph.model import GraphShape, graph_features
 from unremix.domains.graph.store import GraphStore
-from unremix.domains.labeled import FeatureObserver, leave_one_out
+from unremix.domains.labeled import FeatureObserver, begin_card, leave_one_out
 from unremix.domains.options import TrainConfig
 from unremix.evaluation.cache import cached
 from unremix.evaluation.card import label_of

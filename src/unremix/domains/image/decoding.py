@@ -300,14 +300,19 @@ def _headers(source: Source, indices: Sequence[int]) -> list[tuple[int, str]]:
     return headers
 
 
-def decode_into(row: Pixels, source: Source, index: int) -> str | None:
+def decode_into(row: Pixels | None, source: Source, index: int) -> str | None:
     """Decode one image into a row of shape (C, S, S); return why it failed, or None.
+
+    Without a row, only its header is read.
 
     Raises:
         ConnectionError: If it lies behind a URL that cannot be read in several attempts.
     """
     try:
-        row[:] = _pixels(source.open(index), Shape(*row.shape[:2]))
+        if row is None:
+            source.header(index)
+        else:
+            row[:] = _pixels(source.open(index), Shape(*row.shape[:2]))
     except ConnectionError:  # the image may be sound: whoever reads it is to try again later
         raise
     except Exception as error:  # Pillow's decoders raise almost anything on broken files

@@ -29,6 +29,7 @@ from unremix.domains.image.decoding import (
     suffixes,
 )
 from unremix.files.archives import RemoteSpan, Skipped, Span, Unusable, ZipSpan, zip_members
+from unremix.files.atomic_files import read_bytes
 from unremix.files.locate import locate
 from unremix.files.remote import is_url, list_files
 from unremix.files.shards import Place, expand_braces, read_shards
@@ -38,6 +39,7 @@ TRAIN_FOLDERS = ("train", "training")
 TEST_FOLDERS = ("test", "val", "valid", "validation")
 ANNOTATIONS = "val_annotations.txt"  # Tiny-ImageNet's: name and class of the images beside it
 Files = list[tuple[str, Span | RemoteSpan | ZipSpan]]
+Shards = list[tuple[str, Place]]
 
 
 def read_folder(folder: Path) -> ImageSplits:
@@ -53,13 +55,11 @@ def read_folder(folder: Path) -> ImageSplits:
         entries = sorted(entry for entry in inner.iterdir() if not entry.name.startswith("."))
         files = {entry.name: entry for entry in entries if entry.is_file()}
         if "data_batch_1" in files or {"train", "test", "meta"} <= set(files):
-            pickles = {key: files[key].read_bytes() for key in CIFAR_FILES if key in files}
+            pickles = {key: read_bytes(files[key]) for key in CIFAR_FILES if key in files}
             return read_cifar(name, pickles, folder)
         if any(IDX_NAME.fullmatch(file) for file in files):
             return read_idx(name, files)
-        shards: list[tuple[str, Place]] = [
-            (key, path) for key, path in files.items() if path.suffix.lower() == ".tar"
-        ]
+        shards: Shards = [one for one in files.items() if one[1].suffix.lower() == ".tar"]
         if shards:
             return read_tars(name, shards)
         if len(entries) != 1 or not entries[0].is_dir():
@@ -211,10 +211,8 @@ def _classes(
 
 def read_pattern(pattern: str) -> ImageSplits:
     """Shards named by a pattern with braces, of paths or URLs; all must exist."""
-    shards: list[tuple[str, Place]] = [
-        (Path(one).name, one if is_url(one) else locate(one, IMAGES))
-        for one in expand_braces(pattern)
-    ]
+    places = [one if is_url(one) else locate(one, IMAGES) for one in expand_braces(pattern)]
+    shards: Shards = [(Path(place).name, place) for place in places]
     return read_tars(Path(pattern).name.split("{")[0].rstrip("-_.") or "shards", shards)
 
 
@@ -228,15 +226,13 @@ def read_url(url: str) -> ImageSplits:
     if url.lower().endswith(".tar"):
         return read_tars(name[: -len(".tar")], [(name, url)])
     files = list_files(url)
-    shards: list[tuple[str, Place]] = [
-        (inner, file) for inner, file in files if re.fullmatch(r"[^./][^/]*\.tar", inner.lower())
-    ]
+    shards: Shards = [one for one in files if re.fullmatch(r"[^./][^/]*\.tar", one[0].lower())]
     if shards:
         return read_tars(name, shards)
     return read_tree(name, [(inner, RemoteSpan(file, 0, file.size)) for inner, file in files], [])
 
 
-def read_tars(name: str, shards: list[tuple[str, Place]]) -> ImageSplits:
+def read_tars(name: str, shards: Shards) -> ImageSplits:
     """WebDataset shards; those whose names say train and those that say test (val) are a split."""
     chosen, outside = _split_by_name(shards)
     skipped = [Skipped(shard, "outside the shards for train and test") for shard in outside]
@@ -257,9 +253,7 @@ def read_tars(name: str, shards: list[tuple[str, Place]]) -> ImageSplits:
     return ImageSplits(name, labeled(splits), skipped)
 
 
-def _split_by_name(
-    shards: list[tuple[str, Place]],
-) -> tuple[list[list[tuple[str, Place]]], list[str]]:
+def _split_by_name(shards: Shards) -> tuple[list[Shards], list[str]]:
     """Shards to train on and to test on, all in one if names do not say; and the others."""
 
     def says(shard: str, *words: str) -> bool:

@@ -12,14 +12,13 @@ import os
 import re
 import threading
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import groupby
 from pathlib import Path
-from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -31,7 +30,6 @@ from unremix.domains.image.decoding import (
     Source,
     Split,
     decode_into,
-    reason_for,
 )
 from unremix.files.archives import RemoteSpan, Skipped, ZipSpan, name_some
 from unremix.files.remote import RemoteFile, fetch_and_hold
@@ -39,7 +37,6 @@ from unremix.files.remote import RemoteFile, fetch_and_hold
 CHUNK = 64
 AT_ONCE = 4  # shards that are fetched ahead at a time
 DENSE = 1 / 8  # share of a shard in one batch for which it is fetched whole, though not expected
-Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
@@ -98,16 +95,7 @@ class LazyImages:
     def batch(self, indices: Tensor) -> Tensor:
         """Some of the images: indices of shape (B,) to uint8 of shape (B, C, S, S)."""
         wanted = [range(len(self))[index] for index in indices.tolist()]
-        images = torch.zeros(len(wanted), self.channels, self.size, self.size, dtype=torch.uint8)
-        rows = images.numpy()
-
-        def decode(row: int) -> str | None:
-            return decode_into(rows[row], self.source, wanted[row])
-
-        self._report(wanted, _in_parallel(decode, len(wanted)))
-        return images
-
-    def _report(self, wanted: list[int], reasons: list[str | None]) -> None:
+        images, reasons = _decoded(self.source, wanted, Shape(self.channels, self.size))
         new = {
             index: reason
             for index, reason in zip(wanted, reasons, strict=True)
@@ -119,8 +107,9 @@ class LazyImages:
             warnings.warn(
                 f"{len(self.failed)} of {len(self)} images could not be decoded so far and are "
                 f"black; now {name_some(names)}",
-                stacklevel=3,
+                stacklevel=2,
             )
+        return images
 
 
 @dataclass(frozen=True)
@@ -285,14 +274,24 @@ def store_images(
     Without a budget they are streamed, and not checked.
     """
     images: ImageStore | None = None
-    reasons: list[str | None] = [None] * len(split.source)
+    count = len(split.source)
+    reasons: list[str | None] = [None] * count
     ready = split.source.ready(shape) if isinstance(split.source, ArraySource) else None
     if ready is not None:
         images = CachedImages(ready)
-    elif budget is not None and len(split.source) * shape.channels * shape.size**2 <= budget:
-        images, reasons = _decode_all(split.source, shape, title)
+    elif budget is not None and count * shape.channels * shape.size**2 <= budget:
+        decoded, reasons = _decoded(split.source, range(count), shape, title)
+        kept = torch.tensor([i for i, reason in enumerate(reasons) if reason is None]).long()
+        if len(kept) < count:
+            # Close the gaps piece by piece, since there may be no memory for a second copy. A row
+            # only ever moves to the front, so nothing is overwritten before it is read.
+            for first in range(0, len(kept), CHUNK):
+                part = kept[first : first + CHUNK]
+                decoded[first : first + len(part)] = decoded[part]
+        images = CachedImages(decoded[: len(kept)])
     elif budget is not None:
-        reasons = _check_all(split.source, title)
+        header = partial(decode_into, None, split.source)
+        reasons = _in_parallel(header, count, title and f"checking {title}")
     bad = [
         Skipped(name, reason)
         for name, reason in zip(split.names, reasons, strict=True)
@@ -306,45 +305,22 @@ def store_images(
     return ImageSet(images, split.names, labels, split.classes), bad
 
 
-def _decode_all(
-    source: Source, shape: Shape, title: str | None
-) -> tuple[CachedImages, list[str | None]]:
-    """All usable images, and for each image of the source why it is not usable."""
-    images = torch.empty(len(source), shape.channels, shape.size, shape.size, dtype=torch.uint8)
+def _decoded(
+    source: Source, wanted: Sequence[int], shape: Shape, title: str | None = None
+) -> tuple[Tensor, list[str | None]]:
+    """Images by their numbers, black where they are not usable; and why each of them is not."""
+    images = torch.zeros(len(wanted), shape.channels, shape.size, shape.size, dtype=torch.uint8)
     rows = images.numpy()
 
-    def decode(index: int) -> str | None:
-        return decode_into(rows[index], source, index)
+    def decode(row: int) -> str | None:
+        return decode_into(rows[row], source, wanted[row])
 
-    reasons = _in_parallel(decode, len(source), title and f"decoding {title}")
-    kept = torch.tensor([i for i, reason in enumerate(reasons) if reason is None], dtype=torch.long)
-    if len(kept) < len(source):
-        # Close the gaps piece by piece, since there may be no memory for a second copy. A row only
-        # ever moves to the front, so nothing is overwritten before it is read.
-        for first in range(0, len(kept), CHUNK):
-            part = kept[first : first + CHUNK]
-            images[first : first + len(part)] = images[part]
-    return CachedImages(images[: len(kept)]), reasons
-
-
-def _check_all(source: Source, title: str | None) -> list[str | None]:
-    """For each image why its header is not sound, or None."""
-
-    def check(index: int) -> str | None:
-        try:
-            source.header(index)
-        except ConnectionError:
-            raise
-        except Exception as error:  # Pillow's plugins raise almost anything on broken files
-            return reason_for(error)
-        return None
-
-    return _in_parallel(check, len(source), title and f"checking {title}")
+    return images, _in_parallel(decode, len(wanted), title and f"decoding {title}")
 
 
 def _in_parallel(
-    function: Callable[[int], Result], count: int, title: str | None = None
-) -> list[Result]:
+    function: Callable[[int], str | None], count: int, title: str | None
+) -> list[str | None]:
     """``function`` of 0..count-1, by as many threads as torch may use, at most one a processor.
 
     Pillow decodes and resizes without holding the interpreter's lock.
@@ -357,7 +333,7 @@ def _in_parallel(
     # A few chunks per thread balance the load; few calls per chunk would cost more than they do.
     step = max(1, min(CHUNK, count // (4 * workers)))
     chunks = [range(first, min(first + step, count)) for first in range(0, count, step)]
-    results: list[Result] = []
+    results: list[str | None] = []
     pool = ThreadPoolExecutor(workers)
     try:
         with showing(title) if title and count else nullcontext(lambda _: None) as advance:

@@ -11,8 +11,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from unremix.domains.base import Measuring, Trained
-from unremix.domains.card import begin_card
-from unremix.domains.labeled import FeatureObserver, leave_one_out
+from unremix.domains.labeled import FeatureObserver, begin_card, leave_one_out
 from unremix.domains.options import TrainConfig
 from unremix.domains.sentence import senteval
 from unremix.domains.sentence.corpus import EncodedCorpus
