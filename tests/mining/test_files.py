@@ -372,3 +372,11 @@ def test_a_table_takes_no_more_memory_than_its_bound(tmp_path: Path, kind: str) 
     code, said = in_child(read, file_bytes=file.stat().st_size, seconds=200)
     assert code == 0, said
     assert said.strip() == "120001" or "expected" in said
+
+
+@pytest.mark.parametrize("name", ["names", "texts", "labels", "class_names"])
+def test_facts_of_another_number_of_rows_are_refused(tmp_path: Path, name: str) -> None:
+    path = tmp_path / "e.npz"
+    np.savez(path, embeddings=np.ones((3, 2)), **{name: np.array(["a", "b"])})  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=rf"expected 3 {name} in .*, one per row, got 2; "):
+        Collection.read(path)

@@ -16,6 +16,7 @@ from unremix.console.printing import rows_to_csv
 from unremix.console.suggestions import needed_for
 from unremix.core.scores import PAPER_COMPONENTS
 from unremix.files.atomic_files import open_text, write_text, write_whole
+from unremix.files.bounds import sound
 from unremix.mining.audit import NegativesAudit
 from unremix.mining.embeddings import KEY, Integers, open_embeddings, read_columns, unit_rows
 from unremix.mining.mine import Mined
@@ -35,6 +36,7 @@ class Collection:
         names: n; None if the file has none.
         texts: n; None if the file has none.
         labels: Shape (n,); None if the file has none.
+        class_names: The name of each row's class, shape (n,); None if the file has none.
     """
 
     path: str | Path
@@ -42,6 +44,7 @@ class Collection:
     names: list[str] | None
     texts: list[str] | None
     labels: NDArray[Any] | None
+    class_names: NDArray[Any] | None = None
 
     @classmethod
     def read(cls, path: str | Path) -> Collection:
@@ -53,7 +56,7 @@ class Collection:
         """
         columns = read_columns(path)
         embeddings = open_embeddings(columns.get(KEY, path), f"the embeddings of {path}")
-        for name in ("names", "texts", "labels"):
+        for name in ("names", "texts", "labels", "class_names"):
             if name in columns and len(columns[name]) != len(embeddings):
                 raise ValueError(
                     f"expected {len(embeddings)} {name} in {path}, one per row, got "
@@ -63,7 +66,8 @@ class Collection:
             list(map(str, columns[name])) if name in columns else None
             for name in ("names", "texts")
         )
-        return cls(path, embeddings, names, texts, columns.get("labels"))
+        classes = (columns.get(name) for name in ("labels", "class_names"))
+        return cls(path, embeddings, names, texts, *classes)
 
     @property
     def shown(self) -> Sequence[str]:
@@ -136,17 +140,10 @@ def _pair_lines(path: Path) -> Iterator[tuple[int, tuple[str, str, float]]]:
         text = lines.readline()
         lines.seek(0)
         separator = "," if path.suffix == ".csv" else "\t" if "\t" in text else " "
-        quoting = csv.QUOTE_MINIMAL if separator == "," else csv.QUOTE_NONE
-        reader = csv.reader(
-            lines,
-            delimiter=separator,
-            quoting=quoting,  # type: ignore[arg-type]
-            skipinitialspace=True,
-        )
-        try:
+        quoting: Any = csv.QUOTE_MINIMAL if separator == "," else csv.QUOTE_NONE
+        reader = csv.reader(lines, delimiter=separator, quoting=quoting, skipinitialspace=True)
+        with sound(f"lines of pairs in {path}", "others", "check the file", csv.Error):
             rows = list(reader)
-        except csv.Error as error:
-            raise ValueError(f"expected lines of pairs in {path}, got others ({error})") from error
     for number, row in enumerate(rows, 1):
         cells = [cell.strip() for cell in row if cell.strip()]
         if not cells:

@@ -22,7 +22,7 @@ from unremix.files.atomic_files import refuse_link, write_arrays
 from unremix.files.locate import candidates
 from unremix.files.npz import read_arrays
 from unremix.files.seals import is_sealed, write_sealed
-from unremix.mining.embeddings import ENDINGS, Floats, read_columns, unit_rows
+from unremix.mining.embeddings import ENDINGS, Floats, unit_rows
 from unremix.mining.files import Collection
 from unremix.training.checkpoints import check_embeddings, digest_of
 from unremix.training.run import Run, reading
@@ -242,8 +242,7 @@ def _digest(model: Run | ReadyEncoder, source: str, data: Any) -> str:
 def _of_file(path: str, place: str | None, domain: str | None) -> Source:
     """Embeddings in a file; ``place`` names the data that its names are those of."""
     found = Collection.read(path)
-    columns = read_columns(path, None)
-    labels = columns.get("class_names", found.labels)
+    labels = found.labels if found.class_names is None else found.class_names
     classes, numbers = (None, None) if labels is None else np.unique(labels, return_inverse=True)
     features = Features(
         torch.from_numpy(np.array(found.embeddings, dtype=np.float32)),
