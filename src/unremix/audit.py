@@ -121,14 +121,9 @@ def matched_rates(
     """
     import torch
 
-    order = (
-        similarity.masked_fill(~negatives, -torch.inf)
-        .sort(dim=1, stable=True, descending=True)
-        .indices
-    )  # negatives come first
-    rank = torch.empty_like(order).scatter_(
-        1, order, torch.arange(order.shape[1], device=order.device).expand_as(order)
-    )
+    similarity = similarity.masked_fill(~negatives, -torch.inf)  # negatives come first
+    order = similarity.argsort(dim=1, stable=True, descending=True)
+    rank = order.argsort(dim=1)
     before = torch.nn.functional.pad(same.gather(1, order).long().cumsum(1), (1, 0))  # (A, C + 1)
     here = rank.gather(1, chosen)
     below = negatives.sum(1, keepdim=True) - 1 - here
@@ -187,22 +182,15 @@ def audit(importance: Importance, labels: Tensor, k: int = 10) -> Audit:
     _, labels = labels.unique(return_inverse=True)
     same = (labels[:, None] == labels[None, :]) & negatives  # (A, C)
 
-    # Ascending by weight, equal weights in the order of the batch; non-negatives come first.
-    order = weights.masked_fill(~negatives, -torch.inf).sort(dim=1, stable=True).indices
+    # Equal weights stand in the order of the batch; non-negatives come first, then last.
+    heaviness = weights.masked_fill(~negatives, -torch.inf)
+    order = heaviness.argsort(dim=1, stable=True)
     count = negatives.sum(1)
-    rank = (
-        torch.arange(weights.shape[1], device=weights.device) - (weights.shape[1] - count)[:, None]
-    )
-    ranked_same = same.gather(1, order)
-    decile = rank * DECILES // count.clamp(min=1)[:, None]
-    rates = []
-    for number in range(DECILES):
-        members = (decile == number) & (rank >= 0)
-        rates.append(float(ranked_same[members].float().mean()))  # the mean of none is NaN
-
-    # Descending for the top k: equal weights again in the order of the batch.
-    best = weights.masked_fill(~negatives, -torch.inf).sort(dim=1, stable=True, descending=True)
-    top = best.indices[:, :k]
+    rank = torch.arange(weights.shape[1], device=weights.device) - (~negatives).sum(1)[:, None]
+    decile = rank * DECILES // count.clamp(min=1)[:, None]  # below 0 for non-negatives
+    ranked_same = same.gather(1, order).float()
+    rates = [float(ranked_same[decile == number].mean()) for number in range(DECILES)]  # or NaN
+    top = heaviness.argsort(dim=1, stable=True, descending=True)[:, :k]
     chosen = negatives.gather(1, top)
     looked_at = chosen.sum(1)
     usable = looked_at > 0

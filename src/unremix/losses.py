@@ -476,7 +476,7 @@ class TwoViewLoss(FindsFalseNegatives):
                     "expected no extra negatives with layout='symmetric', got some; use "
                     "layout='one-way'"
                 )
-            first, second = self._prepare(z0, z1, h0, h1, ids, labels)
+            first, second = self._prepare(Views(z0, h0, ids, labels=labels), Views(z1, h1))
             if z0.shape[0] == 1 and extra is None and not self.gathers:
                 return self._loss_of_one_pair(first, second, temperature)
             joint = self.joint_batch(first)
@@ -509,7 +509,7 @@ class TwoViewLoss(FindsFalseNegatives):
         check_tensors(z0=z0, z1=z1, h0=h0, h1=h1, ids=ids, keys=keys, shares=shares)
         with full_precision(z0.device):
             self.check_evidence("mixed views")
-            first, second = self._prepare(z0, z1, h0, h1, ids)
+            first, second = self._prepare(Views(z0, h0, ids), Views(z1, h1))
             compared = arrange(first, second, self.layout, self.joint_batch(first), (keys, shares))
             return self._loss([compared], self._options(positives_in_denominator=True), extra)
 
@@ -633,7 +633,8 @@ class TwoViewLoss(FindsFalseNegatives):
                     "expected layout 'both' or 'one-way' for importance, got 'symmetric', which "
                     "has two tables; use layout='one-way' in each direction"
                 )
-            first, second = self._prepare(z0, z1, h0, h1, ids, labels, alone=True)
+            first = Views(z0, h0, ids, labels=labels)
+            first, second = self._prepare(first, Views(z1, h1), alone=True)
             return self._examine(arrange(first, second, self.layout))
 
     @torch.no_grad()
@@ -777,14 +778,12 @@ class TwoViewLoss(FindsFalseNegatives):
         """Anchors and candidates with the labels of a call; the same views stay the same."""
         if labels is None:
             return anchors, candidates
-        shared = candidates is anchors
-        both = labels if isinstance(labels, tuple) else (labels, labels)
+        both, labeled = labels if isinstance(labels, tuple) else (labels, labels), []
         for each, views in zip(both, (anchors, candidates), strict=True):
             check_tensors(labels=each)
             check_labels(each, len(views.embeddings), self.options.check)
-        of_anchors, of_candidates = (each.to(anchors.embeddings.device) for each in both)
-        anchors = replace(anchors, labels=of_anchors)
-        return anchors, anchors if shared else replace(candidates, labels=of_candidates)
+            labeled.append(replace(views, labels=each.to(anchors.embeddings.device)))
+        return labeled[0], labeled[0] if candidates is anchors else labeled[1]
 
     def joint_batch(self, views: Views) -> JointBatch | None:
         """This process's part of the joint batch, given its views, where the loss gathers."""
@@ -794,37 +793,30 @@ class TwoViewLoss(FindsFalseNegatives):
             views.embeddings, views.inputs, labels=views.labels, equal=self.gather == "equal"
         )
 
-    def _prepare(
-        self,
-        z0: Tensor,
-        z1: Tensor,
-        h0: Tensor | None,
-        h1: Tensor | None,
-        ids: Tensor | None = None,
-        labels: Tensor | None = None,
-        *,
-        alone: bool = False,
-    ) -> tuple[Views, Views]:
+    def _prepare(self, first: Views, second: Views, *, alone: bool = False) -> tuple[Views, Views]:
         """Two views with everything that the scores need; ``alone``: of all scores.
 
-        Unless ``alone``, a failure is reported to the other processes.
+        Ids and labels are those of ``first``. Unless ``alone``, a failure is reported to the other
+        processes.
         """
         try:
-            check_call(z0, z1, h0, h1, ids)
-            if labels is not None:
-                check_labels(labels, z0.shape[0], self.options.check)
-                labels = labels.to(z0.device, torch.int64, non_blocking=True)
-            ids = None if ids is None else ids.to(z0.device, torch.int64, non_blocking=True)
-            views = [Views(z0, h0), Views(z1, h1)]
-            if h0 is None:
-                views = self.views_of(z0, z1, all_scores=alone)
+            check_call(first, second, self.options.check)
+            ids, labels = (
+                None
+                if each is None
+                else each.to(first.embeddings.device, torch.int64, non_blocking=True)
+                for each in (first.ids, first.labels)
+            )
+            views = [first, second]
+            if first.inputs is None:
+                views = self.views_of(first.embeddings, second.embeddings, all_scores=alone)
                 if views[0].inputs is not None and views[1].inputs is not None:
-                    check_two_views("h", views[0].inputs, views[1].inputs, rows=len(z0))
+                    check_two_views("h", views[0].inputs, views[1].inputs, len(first.embeddings))
             elif self.last_layer is not None:
                 self.last_layer.release()
             ready = (self._ready(replace(each, ids=ids, labels=labels)) for each in views)
             first, second = self.describe_samples(*ready)
-            if checks_on(self.options.check, z0):
+            if checks_on(self.options.check, first.embeddings):
                 # The loss does not show NaN in unused inputs, nor in which process it arose.
                 check_finite(
                     z0=first.embeddings, z1=second.embeddings, h0=first.inputs, h1=second.inputs
@@ -930,9 +922,8 @@ class UnReMixLoss(TwoViewLoss):
         self.sketch = given.sketch
         self.last_layer = watched
         self.component_names = tuple(name_of(each) for each in given.components)
-        scores = [each.score if isinstance(each, Component) else each for each in given.components]
-        pairs = zip(self.component_names, scores, strict=True)
-        modules = {name: score for name, score in pairs if isinstance(score, nn.Module)}
+        named = zip(self.component_names, self.weighting.resolved, strict=True)
+        modules = {name: its.score for name, its in named if isinstance(its.score, nn.Module)}
         if modules:  # scores with parameters or buffers of their own
             self.score_modules = nn.ModuleDict(modules)
         self._set_mix(given.mix, len(self.component_names))
@@ -943,10 +934,9 @@ class UnReMixLoss(TwoViewLoss):
         """Make the parameters that λ is learned by, or keep λ as it is given."""
         self.mix_parameters: nn.Parameter | None = None
         self.given_lambdas: Tensor
-        start = torch.full((count,), 1 / max(count, 1))
         self.mix_kind = mix if isinstance(mix, str) else "given"
-        if not isinstance(mix, str):
-            start = torch.tensor([float(each) for each in mix])
+        equal = [1 / max(count, 1)] * count
+        start = torch.tensor(equal if isinstance(mix, str) else [float(each) for each in mix])
         if self.mix_kind in ("given", "fixed") or count == 0:
             self.register_buffer("given_lambdas", start, persistent=False)
         elif self.mix_kind == "free":

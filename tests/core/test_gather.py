@@ -488,7 +488,7 @@ EXPECTED = {
     "no pair in either": (REFUSED, REFUSED),
     "other width": (OTHER_WIDTH, OTHER_WIDTH),
     "other dtype": (OTHER_DTYPE, OTHER_DTYPE),
-    "labels in one": ("ValueError: .*labels in every process .* in 1 of 2.*",) * 2,
+    "labels in one": ("ValueError: .*labels in every process .* got [01], [01];.*",) * 2,
     "not finite": (SECOND_EMPTY, REFUSED),
     "not the layer's output": (SECOND_EMPTY, CHANGED),
     "inputs in one": (OTHER_WIDTH, OTHER_WIDTH),

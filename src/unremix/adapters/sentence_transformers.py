@@ -7,7 +7,6 @@ import json
 import math
 import warnings
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, field, fields, replace
 from inspect import get_annotations
 from pathlib import Path
@@ -31,7 +30,7 @@ from unremix.core.gather import (
     gather_views,
     mean_count,
 )
-from unremix.core.last_layer import LastLayer
+from unremix.core.last_layer import recording
 from unremix.core.pairs import ContrastInput, Pairs
 from unremix.core.precision import at_least_float32
 from unremix.core.problem import Logits
@@ -205,9 +204,8 @@ class UnReMixLoss(CachedLossMixin, Weighted, nn.Module):
         sentence_features = list(sentence_features)
         if self.duplicates == "exclude":
             self._texts = [_numbered(each) for each in sentence_features]
-        layer = self.weighted.last_layer
         try:
-            with layer.keeping_all_calls() if isinstance(layer, LastLayer) else nullcontext():
+            with recording("parts"):  # in evaluation too
                 if self.mini_batch_size is None:
                     return self.compute_loss_from_embeddings(
                         embed_columns(self.model, sentence_features), labels

@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from unremix.core.views import Views
+
 
 def check_choice(name: str, value: Any, choices: Sequence[str]) -> Any:
     """The value, if it is one of the choices; else a ValueError that names the nearest."""
@@ -36,10 +38,10 @@ def check_number(
     is_number = isinstance(given, Real) and not isinstance(given, bool)
     if is_number and above < value < below and least <= value <= most:
         return float(value)
-    bounds = [f"above {above:g}"] if above > -inf else []
-    bounds += [f"at least {least:g}"] if least > -inf else []
-    bounds += [f"at most {most:g}"] if most < inf else []
-    bounds += [f"below {below:g}"] if below < inf else [] if most < inf else ["finite"]
+    limits = {"above": above, "at least": least, "at most": most, "below": below}
+    bounds = [f"{words} {limit:g}" for words, limit in limits.items() if abs(limit) < inf]
+    if most == below:  # there is no upper one
+        bounds.append("finite")
     raise ValueError(
         f"expected {name} to be a number {', '.join(bounds)}, got {value!r}; change it"
     )
@@ -135,17 +137,16 @@ def check_two_views(letter: str, first: Tensor, second: Tensor, rows: int | None
         second: Of the second views.
         rows: N, where it is known.
     """
-    names = f"{letter}0 and {letter}1"
-    size = "D" if letter == "z" else "H"
-    if first.dim() == 2 and first.shape == second.shape and 0 in first.shape:
-        raise ValueError(
-            f"expected {names} with at least one row and one column, got shape "
-            f"{tuple(first.shape)}; skip empty batches"
-        )
+    names, size = f"{letter}0 and {letter}1", "D" if letter == "z" else "H"
     if first.dim() != 2 or first.shape != second.shape:
         raise ValueError(
             f"expected {names} of one shape (N, {size}), got {tuple(first.shape)} and "
             f"{tuple(second.shape)}; flatten all but the batch dimension"
+        )
+    if 0 in first.shape:
+        raise ValueError(
+            f"expected {names} with at least one row and one column, got shape "
+            f"{tuple(first.shape)}; skip empty batches"
         )
     if rows is not None and first.shape[0] != rows:
         raise ValueError(
@@ -188,25 +189,24 @@ def check_labels(labels: Tensor, rows: int, check: bool | None) -> None:
         )
 
 
-def check_call(
-    z0: Tensor, z1: Tensor, h0: Tensor | None, h1: Tensor | None, ids: Tensor | None
-) -> None:
-    """Refuse tensors of a call that do not fit each other."""
-    check_two_views("z", z0, z1)
-    if (h0 is None) != (h1 is None):
+def check_call(first: Views, second: Views, check: bool | None) -> None:
+    """Refuse two views of a batch whose tensors do not fit each other."""
+    h0, h1, rows, ids = first.inputs, second.inputs, len(first.embeddings), first.ids
+    check_two_views("z", first.embeddings, second.embeddings)
+    if h0 is not None and h1 is not None:
+        check_two_views("h", h0, h1, rows=rows)
+    elif h0 is not h1:
+        only = "h1" if h0 is None else "h0"
+        raise ValueError(f"expected h0 and h1 together, got only {only}; pass both or neither")
+    if ids is not None and ids.shape != (rows,):
         raise ValueError(
-            f"expected h0 and h1 together, got only {'h1' if h0 is None else 'h0'}; "
-            "pass both or neither"
-        )
-    if ids is not None and ids.shape != z0.shape[:1]:
-        raise ValueError(
-            f"expected ids of shape ({z0.shape[0]},), one per pair, got {tuple(ids.shape)}; "
+            f"expected ids of shape ({rows},), one per pair, got {tuple(ids.shape)}; "
             "pass the numbers of the samples"
         )
     if ids is not None:
         _check_whole("ids", ids)
-    if h0 is not None and h1 is not None:
-        check_two_views("h", h0, h1, rows=z0.shape[0])
+    if first.labels is not None:
+        check_labels(first.labels, rows, check)
 
 
 def check_finite(**tensors: Tensor | None) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
-from functools import partial
 from typing import Any
 
 import torch
@@ -18,7 +17,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.checkpoint import checkpoint
 
 from unremix.core.checks import check_count
-from unremix.core.last_layer.recorded import Recorder
+from unremix.core.last_layer.recorded import recording
 
 
 def embed_in_chunks(
@@ -33,11 +32,15 @@ def embed_in_chunks(
         module: Has the layers that ``embed`` calls. BatchNorm normalizes each part by its own
             statistics, and moves its running ones once.
     """
+
+    def contexts() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
+        """Around the first pass over a part, and around the second."""
+        return recording("parts"), _again(module)
+
     made = []
     for part in _parts(inputs, size):
-        with _recording("parts"):
+        with recording("parts"):
             if torch.is_grad_enabled():
-                contexts = partial(_contexts, module)
                 outputs = checkpoint(embed, part, use_reentrant=False, context_fn=contexts)
             else:
                 outputs = embed(part)
@@ -123,23 +126,6 @@ def _parts(inputs: Any, size: int) -> list[Any]:
     )
 
 
-def _contexts(
-    module: nn.Module,
-) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
-    """Around the first pass over a part, and around the second."""
-    return _recording("parts"), _again(module)
-
-
-@contextmanager
-def _recording(mode: str) -> Iterator[None]:
-    """Let watched layers keep all calls, or none."""
-    before, Recorder.mode = Recorder.mode, mode
-    try:
-        yield
-    finally:
-        Recorder.mode = before
-
-
 @contextmanager
 def _again(module: nn.Module) -> Iterator[None]:
     """The second pass records nothing, and moves no running statistics."""
@@ -150,7 +136,7 @@ def _again(module: nn.Module) -> Iterator[None]:
     for layer in layers:
         layer.momentum = 0.0
     try:
-        with _recording("none"):
+        with recording("none"):
             yield
     finally:
         for layer, momentum, count in zip(layers, momenta, counts, strict=True):

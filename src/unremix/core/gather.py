@@ -101,23 +101,15 @@ def find_joint_batch(
             f"expected samples in every process, got {sizes}; drop the last, incomplete batch, or "
             "read the error of the process without samples"
         )
-    if len(set(widths)) > 1 or len(set(input_widths)) > 1:
-        raise ValueError(
-            f"expected rows of one width in every process, got embeddings of widths {widths} and "
-            f"inputs of the last layer of widths {input_widths} (0 stands for none); build the "
-            "same model in all"
-        )
-    if len(set(kinds)) > 1:
-        dtypes = ", ".join(str((*DTYPES, "another")[kind]) for kind in kinds)
-        raise ValueError(
-            f"expected embeddings of one dtype in every process, got {dtypes}; use the same "
-            "precision in all"
-        )
-    if len(set(labeled)) > 1:
-        raise ValueError(
-            f"expected labels in every process or in none, got them in {sum(labeled)} of "
-            f"{len(labeled)}; pass -1 for samples without"
-        )
+    dtypes = [(*DTYPES, "another")[kind] for kind in kinds]
+    for what, found, remedy in (
+        ("embeddings of one width in every process", widths, "build the same model in all"),
+        ("inputs h of one width in every process", input_widths, "pass them in all (0: none)"),
+        ("embeddings of one dtype in every process", dtypes, "use the same precision in all"),
+        ("labels in every process (1) or in none", labeled, "pass -1 for samples without"),
+    ):
+        if len(set(found)) > 1:
+            raise ValueError(f"expected {what}, got {', '.join(map(str, found))}; {remedy}")
     return JointBatch(tuple(sizes), dist.get_rank())
 
 
@@ -197,6 +189,8 @@ def gather_rows(rows: Tensor, joint: JointBatch) -> Tensor:
     Returns:
         Shape (total, ...).
     """
+    if rows.dtype == torch.bool:  # which not every backend sends
+        return gather_rows(rows.to(torch.uint8), joint).bool()
     gathered: Tensor = _GatherRows.apply(rows, joint)  # type: ignore[no-untyped-call]
     return gathered
 

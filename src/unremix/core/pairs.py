@@ -10,6 +10,7 @@ whole (N, M) mask is never needed.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import reduce
 from typing import Literal
@@ -71,24 +72,28 @@ class Pairs:
 
     def __getitem__(self, anchors: slice) -> Pairs:
         """The same for some of the anchors, with the positives of their class listed."""
-        excluded = self.excluded
-        if excluded is not None and excluded.shape[0] > 1:
-            excluded = excluded[anchors]
-        some = Pairs(
-            self.positives[anchors],
-            self.shares[anchors],
-            self.anchor_ids[anchors],
-            self.candidate_ids,
-            excluded,
-            None if self.non_negatives is None else self.non_negatives[anchors],
-            None if self.labels is None else (self.labels[0][anchors], self.labels[1]),
-        )
+        some = self.map_anchors(lambda rows: rows[anchors])
         if self.labels is None:
             return some
         listed = some.positive_mask() & some.negatives().any(1, keepdim=True)
         columns = torch.arange(self.num_candidates, device=listed.device)
         shares = listed.to(self.shares.dtype)
         return replace(some, positives=columns.expand(listed.shape), shares=shares)
+
+    def map_anchors(self, change: Callable[[Tensor], Tensor]) -> Pairs:
+        """The same with other anchors: what has a row for each of them is cut, or gathered."""
+        excluded, few, labels = self.excluded, self.non_negatives, self.labels
+        if excluded is not None and len(excluded) > 1:
+            excluded = change(excluded)
+        return replace(
+            self,
+            positives=change(self.positives),
+            shares=change(self.shares),
+            anchor_ids=change(self.anchor_ids),
+            excluded=excluded,
+            non_negatives=None if few is None else change(few),
+            labels=None if labels is None else (change(labels[0]), labels[1]),
+        )
 
     def labeled(self, anchors: Tensor, candidates: Tensor) -> Pairs:
         """The same with labels: negatives of an anchor's own class become positives of it.
@@ -120,8 +125,8 @@ class Pairs:
             candidates: The columns to make.
         """
         if self.non_negatives is not None and candidates == EVERYTHING:
-            shape, device = (self.num_anchors, self.num_candidates), self.positives.device
-            everything = torch.ones(shape, dtype=torch.bool, device=device)
+            shape = self.num_anchors, self.num_candidates
+            everything = self.non_negatives.new_ones(shape, dtype=torch.bool)
             return everything.scatter_(1, self.non_negatives, False)
         negatives = self._unlabeled_negatives(candidates)
         if self.labels is None:
@@ -142,8 +147,7 @@ class Pairs:
         if self.non_negatives is None:
             return negatives.sum(1, keepdim=True, dtype=torch.int32)
         count = negatives.shape[1] - self.non_negatives.shape[1]  # no need to look
-        shape, device = (self.num_anchors, 1), negatives.device
-        return torch.full(shape, count, dtype=torch.int32, device=device)
+        return self.non_negatives.new_full((self.num_anchors, 1), count, dtype=torch.int32)
 
     def normalized_shares(self, dtype: torch.dtype) -> Tensor:
         """π: the shares of an anchor's positives, divided by their sum, shape (N, P)."""

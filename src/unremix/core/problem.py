@@ -9,14 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import TYPE_CHECKING, Literal, get_args
 
 import torch
 from torch import Tensor
 
 from unremix.core.checks import check_choice, check_number, checks_on
-from unremix.core.gather import JointBatch, gather_rows
+from unremix.core.gather import gather_rows
 from unremix.core.objectives import InfoNCE, Objective
 from unremix.core.pairs import EVERYTHING, ContrastInput, Pairs
 from unremix.core.precision import normalize
@@ -166,9 +165,18 @@ class Problem:
             candidates: Likewise of the candidates, shape (M, D).
         """
         extra, weighting = self.extra, self.options.weighting
-        logits = similarity = self._products(anchors, candidates)
-        if self.options.logits == "dot" and (weighting.components or weighting.filter):
-            similarity = self._cosines(anchors, candidates)
+        own = None if extra is None else extra.units
+        by_z, scored = self.options.logits == "dot", weighting.components or weighting.filter
+        longer = extra.units * extra.lengths[..., None] if by_z and extra is not None else own
+        logits = inner_products(anchors, candidates, longer)
+        if not (by_z and scored):
+            similarity = logits
+        elif weighting.similarity_gradient:
+            similarity = inner_products(normalize(anchors)[0], normalize(candidates)[0], own)
+        elif self.similarity is not None:
+            similarity = self.similarity
+        else:
+            similarity = inner_products(self.anchors.units, self.candidates.units, own)
         negatives = self.pairs.negatives()
         count = self.pairs.count_of(negatives)
         if extra is not None:
@@ -187,23 +195,6 @@ class Problem:
             similarity=similarity if weighting.similarity_gradient else similarity.detach(),
             bias=self.options.bias,
         )
-
-    def _products(self, anchors: Tensor, candidates: Tensor) -> Tensor:
-        """f · f, or z · z, as the logits have it, shape (N, M)."""
-        extra = self.extra
-        of_extra = None if extra is None else extra.units
-        if extra is not None and self.options.logits == "dot":
-            of_extra = extra.units * extra.lengths[..., None]
-        return inner_products(anchors, candidates, of_extra)
-
-    def _cosines(self, anchors: Tensor, candidates: Tensor) -> Tensor:
-        """f · f, shape (N, M), where the logits are z · z."""
-        extra = None if self.extra is None else self.extra.units
-        if self.options.weighting.similarity_gradient:
-            return inner_products(normalize(anchors)[0], normalize(candidates)[0], extra)
-        if self.similarity is not None:
-            return self.similarity
-        return inner_products(self.anchors.units, self.candidates.units, extra)
 
 
 def check_pairs(given: ContrastInput) -> None:
@@ -238,15 +229,8 @@ def check_shapes(comparison: ContrastInput, options: Options) -> None:
     ]
     if (extra := comparison.extra) is not None:
         given.append(("extra negatives", extra, (pairs.num_anchors, extra.embeddings.shape[1])))
-    tensors = [each for _, views, _ in given for each in (views.embeddings, views.inputs)]
-    dtypes = list(dict.fromkeys(str(each.dtype) for each in tensors if each is not None))
-    if len(dtypes) > 1:
-        raise ValueError(
-            f"expected embeddings and inputs of one dtype, got {' and '.join(dtypes)}; convert "
-            "with .to()"
-        )
-    some = len({views.inputs is None for _, views, _ in given}) > 1
-    if some and options.weighting.needs_gradients:  # otherwise h is not used
+    known = {views.inputs is None for _, views, _ in given}
+    if len(known) > 1 and options.weighting.needs_gradients:  # otherwise h is not used
         raise ValueError(
             "expected the last layer's inputs h for anchors and candidates or for neither, "
             "got them for some; pass all or none"
@@ -256,6 +240,11 @@ def check_shapes(comparison: ContrastInput, options: Options) -> None:
             tensor, like = getattr(views, what), getattr(candidates, what)
             if tensor is None:
                 continue
+            if tensor.dtype != candidates.embeddings.dtype:
+                raise ValueError(
+                    f"expected embeddings and inputs of one dtype, got {tensor.dtype} and "
+                    f"{candidates.embeddings.dtype}; convert with .to()"
+                )
             expected = (*rows, (tensor if like is None else like).shape[-1])
             if tensor.shape != expected:
                 raise ValueError(
@@ -289,33 +278,35 @@ def with_output_gradients(
     anchors = _at_last_layer(comparison.anchors, problem.anchors)
     candidates = anchors if shared else _at_last_layer(comparison.candidates, problem.candidates)
     there = replace(problem, anchors=anchors, candidates=candidates)
-    posteriors = Posteriors(there, temperature)
+    posteriors = Posteriors(there, temperature, engine)
     if problem.extra is None and len(list(problem.blocks())) == 1:  # small enough to keep
         there = replace(there, similarity=anchors.units @ candidates.units.T)
-        posteriors = replace(posteriors, known=Posteriors(there, temperature).logits())
-    derive = partial(_derive, engine, temperature, options.tile)
+        posteriors = replace(posteriors, known=replace(posteriors, problem=there).logits())
     extra = None if problem.extra is None else problem.extra.units
-    delta = others = derive(anchors, candidates.units, posteriors.of_anchors, extra)
+    delta = others = posteriors.derive(anchors, candidates.units, posteriors.of_anchors, extra)
     classes = anchors.units  # of candidates: the anchors of all processes
     if everyone is None or joint is None:
         if not shared:
-            others = derive(candidates, classes, posteriors.of_candidates)
+            others = posteriors.derive(candidates, classes, posteriors.of_candidates)
     elif everyone is comparison.candidates:  # all first views of all processes, then the second
         classes = candidates.units
         others = torch.cat([gather_rows(half, joint) for half in delta.chunk(2)])
     else:
         all_anchors = _at_last_layer(everyone, describe(everyone)[1])
-        classes, pairs = all_anchors.units, _gather_pairs(problem.pairs, joint)
-        whole = replace(there, anchors=all_anchors, pairs=pairs, similarity=None)
+        classes, pairs = all_anchors.units, replace(problem.pairs, non_negatives=None)
+        pairs = pairs.map_anchors(lambda rows: gather_rows(rows, joint))
         work = joint.divided(len(candidates.units))
-        posteriors = Posteriors(whole, temperature, first=work.offset)
-        here = derive(candidates[work.here], classes, posteriors.of_candidates)
+        whole = replace(there, anchors=all_anchors, pairs=pairs, similarity=None)
+        posteriors = Posteriors(whole, temperature, engine, first=work.offset)
+        here = posteriors.derive(candidates[work.here], classes, posteriors.of_candidates)
         others = gather_rows(here, work)
     of_extra = problem.extra
     if of_extra is not None:
         views = Vectors(of_extra.units.flatten(0, 1), of_extra.lengths.flatten())
         scaled = views.units / temperature
-        delta_of_extra = derive(views, classes, lambda which: (scaled[which] @ classes.T, None))
+        delta_of_extra = posteriors.derive(
+            views, classes, lambda which: (scaled[which] @ classes.T, None)
+        )
         of_extra = replace(of_extra, output_gradients=delta_of_extra.view_as(of_extra.units))
     same = anchors is problem.anchors and candidates is problem.candidates
     return replace(
@@ -329,17 +320,19 @@ def with_output_gradients(
 
 @dataclass(frozen=True)
 class Posteriors:
-    """What the pseudo-posteriors of anchors and candidates are made of.
+    """The pseudo-posteriors of anchors and candidates, and δ by them.
 
     Args:
         problem: Anchors and candidates, as they come from the last layer.
         temperature: t.
+        engine: What derives δ.
         first: The candidate from which candidates are counted.
         known: What :meth:`logits` returns for all, where it fits into one block.
     """
 
     problem: Problem
     temperature: Tensor | float
+    engine: BlockEngine
     first: int = 0
     known: Tensor | None = None
 
@@ -378,6 +371,27 @@ class Posteriors:
             target = positive / count.clamp(min=1)
         return logits, target
 
+    def derive(
+        self,
+        views: Vectors,
+        classes: Tensor,
+        posterior_of: Callable[[slice], Posterior],
+        extra: Tensor | None = None,
+    ) -> Tensor:
+        """δ of N views, shape (N, D), by M shared classes (M, D) and S of each view (N, S, D)."""
+        width = len(classes) + (0 if extra is None else extra.shape[1])
+        parts = []
+        for which in blocks(len(views.units), width, self.problem.options.tile, classes.device):
+            logits, target = posterior_of(which)
+            own = None if extra is None else extra[which]
+            known = views.units[which], views.lengths[which], classes, logits
+            parts.append(
+                self.engine.output_gradients(
+                    *known, temperature=self.temperature, target=target, extra=own
+                )
+            )
+        return torch.cat(parts)
+
 
 def _at_last_layer(views: Views, known: Vectors) -> Vectors:
     """What is known of the views, or of the last layer's output for them, where that is another."""
@@ -385,47 +399,6 @@ def _at_last_layer(views: Views, known: Vectors) -> Vectors:
         return known
     outputs = views.outputs.detach().to(views.embeddings.dtype)
     return describe(replace(views, embeddings=outputs))[1]
-
-
-def _derive(
-    engine: BlockEngine,
-    temperature: Tensor | float,
-    tile: Tile,
-    views: Vectors,
-    classes: Tensor,
-    posterior_of: Callable[[slice], Posterior],
-    extra: Tensor | None = None,
-) -> Tensor:
-    """δ of N views, shape (N, D), from f of M classes (M, D) and of those of one view (N, S, D)."""
-    width = len(classes) + (0 if extra is None else extra.shape[1])
-    parts = []
-    for which in blocks(len(views.units), width, tile, classes.device):
-        logits, target = posterior_of(which)
-        parts.append(
-            engine.output_gradients(
-                views.units[which], views.lengths[which], classes, logits,
-                temperature=temperature, target=target,
-                extra=None if extra is None else extra[which],
-            )
-        )  # fmt: skip
-    return torch.cat(parts)
-
-
-def _gather_pairs(pairs: Pairs, joint: JointBatch) -> Pairs:
-    """The pairs of the anchors of all processes, of which each knows its own."""
-    excluded = pairs.excluded
-    if excluded is not None and excluded.shape[0] > 1:
-        excluded = gather_rows(excluded.to(torch.uint8), joint).bool()
-    return Pairs(
-        gather_rows(pairs.positives, joint),
-        gather_rows(pairs.shares, joint),
-        gather_rows(pairs.anchor_ids, joint),
-        pairs.candidate_ids,
-        excluded,
-        labels=None
-        if pairs.labels is None
-        else (gather_rows(pairs.labels[0], joint), pairs.labels[1]),
-    )
 
 
 def _check_positives(shares: Tensor, options: Options) -> None:

@@ -63,34 +63,29 @@ class Framework(nn.Module):
     ``head``, ``loss``, ``temperature``, ``mixing``, ``negatives``, ``labels`` and its own
     ``options``. One without ``loss`` has no weighting; one without ``mixing`` has no mixed views;
     one without ``labels`` cannot use those of the samples.
+
+    Attributes:
+        summary: One line for ``unremix recipes``.
+        section: Where its options are on the command line: ``--section.option``.
+        Options: A frozen dataclass of its options.
+        loss_options: Those of its options that the loss takes.
+        has_queue: Whether it keeps old keys, which some further negatives need.
+        takes_views: Whether a batch holds two views of each sample; else it holds the samples as
+            they are.
+        is_divisible: Whether processes may hold a part of each parameter (``--strategy fsdp``).
+        encoder: What is kept in the end.
+        crops: How many small crops it wants beside two views.
     """
 
     summary: ClassVar[str] = ""
-    """One line for ``unremix recipes``."""
-
     section: ClassVar[str] = ""
-    """Where its options are on the command line: ``--section.option``."""
-
     Options: ClassVar[type | None] = None
-    """A frozen dataclass of its options."""
-
     loss_options: ClassVar[tuple[str, ...]] = ()
-    """Those of its options that the loss takes."""
-
     has_queue: ClassVar[bool] = False
-    """Whether it keeps old keys, which some further negatives need."""
-
     takes_views: ClassVar[bool] = True
-    """Whether a batch holds two views of each sample; else it holds the samples as they are."""
-
     is_divisible: ClassVar[bool] = True
-    """Whether processes may hold a part of each parameter (``--strategy fsdp``)."""
-
     encoder: nn.Module
-    """What is kept in the end."""
-
     crops = 0
-    """How many small crops it wants beside two views."""
 
     @property
     def dtype(self) -> torch.dtype:
@@ -134,10 +129,12 @@ class Projecting(Framework, ABC):
         encoder: Views of N samples to features (N, F).
         head: Features to embeddings (N, D); its last module is ``nn.Linear``, so that the last
             layer's input h is known to the uncertainty.
+
+    Attributes:
+        chunk: How many inputs are embedded at a time, with the gradient of all; None: all at once.
     """
 
     chunk: int | None = None
-    """How many inputs are embedded at a time, with the gradient of all; None: all at once."""
 
     def __init__(self, encoder: nn.Module, head: nn.Sequential) -> None:
         super().__init__()

@@ -84,17 +84,17 @@ class Contrastive(Projecting):
         labels: Whether samples of one class are positives of each other.
         options: The framework's own ``Options``; by default their defaults.
 
+    Attributes:
+        memory: The queue of old keys, where the framework has one.
+        labels: The class of every training sample, where classes are used.
+
     Raises:
         ValueError: For parts that do not go together.
     """
 
     options: Any
-
     memory: Queue | None
-    """The queue of old keys, where the framework has one."""
-
     labels: Tensor | None
-    """The class of every training sample, where classes are used."""
 
     def __init__(
         self,
@@ -186,10 +186,6 @@ class Contrastive(Projecting):
         """Whether the loss stores the encoder's features of every batch."""
         return self.loss.bank is not None
 
-    def known_ids(self, samples: Tensor) -> Tensor | None:
-        """The samples of a batch, where the loss has a use for them, shape (N,)."""
-        return samples if self.loss.takes_ids else None
-
     @property
     def keeps_original(self) -> bool:
         """Whether the views as they are have a loss."""
@@ -238,6 +234,6 @@ class Contrastive(Projecting):
 
         A model that was not given the labels, such as one that is read back, shows all of them.
         """
-        (z0, h0), (z1, h1), ids = first, second, self.known_ids(samples)
+        (z0, h0), (z1, h1), ids = first, second, samples if self.loss.takes_ids else None
         labels = None if self.labels is None else self.labels[samples]
         return self.loss.importance(z0, z1, h0, h1, ids=ids, labels=labels)

@@ -15,7 +15,7 @@ from unremix.core.pairs import Pairs
 from unremix.core.views import ExtraNegatives, Views, stack
 from unremix.frameworks.base import Batch, Embedded, refuse_nt_xent
 from unremix.frameworks.contrastive import Contrastive
-from unremix.frameworks.mixing import Target, permutation
+from unremix.frameworks.mixing import Mixed, Target, permutation
 from unremix.frameworks.queue import Queue
 from unremix.frameworks.randomness import SHUFFLED
 
@@ -135,14 +135,15 @@ class MoCo(Contrastive):
             z, h = self.embed_keys(batch.views[answers], batch.batch_key + answers)
             keys, first = self._of_all(Views(z, h, batch.samples))
             self._fresh.append(keys)
+            itself = torch.arange(len(z), device=z.device)[:, None]
+            own = Target(1.0, itself, torch.ones_like(itself, dtype=z.dtype))
             for _, mixed in self.asked(batch, asks):
                 query = next(queries)
                 extra = self.further(query, batch, asks, mixed)
-                for target in [None] if mixed is None else mixed.targets:
-                    weight = 1.0 if target is None else target.weight
-                    if weight:
-                        loss = self._loss(query, keys, first, batch, extra, target)
-                        losses.append(weight * loss)
+                for target in (own,) if mixed is None else mixed.targets:
+                    if target.weight:
+                        loss = self._loss(query, keys, first, batch, extra, target, mixed)
+                        losses.append(target.weight * loss)
         return torch.stack(losses).sum() / len(self._ways)
 
     def _of_all(self, keys: Views) -> tuple[Views, int]:
@@ -161,18 +162,17 @@ class MoCo(Contrastive):
         first: int,
         batch: Batch,
         extra: ExtraNegatives | None,
-        target: Target | None = None,
+        target: Target,
+        mixed: Mixed | None,
     ) -> Tensor:
         """The loss of queries against the batch's keys, of which theirs begin at ``first``."""
         assert keys.ids is not None
-        own_keys = torch.arange(len(query[0]), device=query[0].device)[:, None]
-        aims = own_keys if target is None else target.keys
         pairs = Pairs.queue(
             keys.ids,
             self.memory.samples,
             batch_negatives=not self.keeps_original or len(self.memory) == 0,
-            keys=aims + first,
-            shares=torch.ones_like(query[0][:, :1]) if target is None else target.shares,
+            keys=target.keys + first,
+            shares=target.shares,
         )
         old = self.memory.views
         dtype = old.embeddings.dtype
@@ -185,7 +185,7 @@ class MoCo(Contrastive):
             labels = self.labels[batch.samples], self.labels[candidates.ids]
         return self.loss.against(
             anchors, candidates, pairs, labels=labels, extra=extra,
-            positives_in_denominator=target is not None or labels is not None,
+            positives_in_denominator=mixed is not None or labels is not None,
         )  # fmt: skip
 
     @torch.no_grad()

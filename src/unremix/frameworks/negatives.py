@@ -10,7 +10,7 @@ from torch import Tensor
 
 from unremix.console.values import Checked, bounded
 from unremix.core.precision import normalize
-from unremix.core.views import ExtraNegatives, Views
+from unremix.core.views import ExtraNegatives, Views, describe, map_tensors
 from unremix.frameworks.base import Embedded
 from unremix.frameworks.contrastive import Contrastive
 from unremix.frameworks.mixing import patch_negatives
@@ -71,8 +71,9 @@ class MoCHi(Checked):
             )
         if epoch < (self.warmup_epochs or 0) or self.pairs + self.queries == 0:
             return None
-        queue, dtype = memory.views, memory.embeddings.dtype
-        query = Views(anchors[0].to(dtype), None if queue.inputs is None else anchors[1].to(dtype))
+        dtype, kept = memory.embeddings.dtype, memory.inputs.shape[1] > 0
+        asked = Views(anchors[0].to(dtype), anchors[1].to(dtype) if kept else None)
+        (_, query), (_, queue) = describe(asked), describe(memory.views)
         hardest = min(self.hardest, len(memory))
         if hardest < 2:
             return None
@@ -80,9 +81,7 @@ class MoCHi(Checked):
         count = (len(memory) - own_key.sum(1, keepdim=True)).clamp(max=hardest)  # (N, 1)
         nothing = (count == 0)[..., None]  # (N, 1, 1)
         count = count.clamp(min=1)  # an index that exists
-        query_units, query_lengths = normalize(query.embeddings)
-        queue_units, queue_lengths = normalize(queue.embeddings)
-        similarity = (query_units @ queue_units.T).masked_fill_(own_key, -2.0)
+        similarity = (query.units @ queue.units.T).masked_fill_(own_key, -2.0)
         chosen = similarity.topk(hardest, dim=1).indices  # (N, hardest); own keys come last
 
         drawn = uniforms(keys, 3 * self.pairs + 2 * self.queries)
@@ -102,13 +101,10 @@ class MoCHi(Checked):
             weight = a if other.dim() == 3 else a[..., 0]
             return torch.lerp(other, of_queue[left], weight)
 
-        units, _ = normalize(mixture(queue_units, query_units))
-        lengths = mixture(queue_lengths, query_lengths)
-        inputs = None
-        if queue.inputs is not None and query.inputs is not None:
-            inputs = mixture(queue.inputs, query.inputs.detach())
-        made = torch.where(nothing, -query.embeddings[:, None], units * lengths[..., None])
-        return ExtraNegatives(made, inputs)
+        mixed = map_tensors(mixture, queue, query)
+        z = normalize(mixed.units)[0] * mixed.lengths[..., None]
+        z = torch.where(nothing, -asked.embeddings[:, None], z)
+        return ExtraNegatives(z, mixed.inputs)
 
 
 @dataclass(frozen=True)

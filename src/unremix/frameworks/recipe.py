@@ -36,11 +36,7 @@ NOTHING = "none"
 # A part says for itself what it is (summary), which options it has and in which section of the
 # command line, and by its constructor what it needs.
 PARTS: dict[Kind, dict[str, Callable[..., Any]]] = {
-    "framework": {
-        "simclr": SimCLR,
-        "moco": MoCo,
-        "swav": SwAV,
-    },
+    "framework": {"simclr": SimCLR, "moco": MoCo, "swav": SwAV},
     "mixing": {"imix": IMix, "unmix": UnMix},
     "negatives": {"mochi": MoCHi, "patch": Patches},
     "weighting": {"uniform": Uniform, "hcl": HCL, "unremix": UnReMix},
@@ -104,8 +100,8 @@ class Recipe:
 
 
 RECIPES: dict[str, Recipe] = {}
+# The names of the parts that each kind of data lists; parts that none lists serve all.
 SERVED: dict[str, Mapping[Kind, tuple[str, ...]]] = {}
-"""The names of the parts that each kind of data lists; parts that none lists serve all."""
 
 
 def serves(kind: Kind, name: str, domain: str) -> bool:
@@ -158,10 +154,10 @@ def options_of(recipe: Recipe) -> list[OptionValue]:
     values = []
     bare = Composition(recipe.parts, {}, recipe.temperature)
     for kind, name in recipe.parts.items():
-        options = {} if name == NOTHING else option_fields(PARTS[kind][name])
-        if not options:
+        if name == NOTHING:
             continue
-        section, usual = section_of(PARTS[kind][name]), bare.make_options(kind)
+        options, section = option_fields(PARTS[kind][name]), section_of(PARTS[kind][name])
+        usual = bare.make_options(kind)
         preset = recipe.preset.get(section, {})
         for option, its in options.items():
             default = its.metadata.get("unset", written(getattr(usual, option)))
@@ -191,7 +187,12 @@ class Composition:
         return self.parts["weighting"] != NOTHING
 
     def make_options(self, kind: Kind) -> Any:
-        """The complete options of a part; a part that is its own options is made."""
+        """The complete options of a part; a part that is its own options is made.
+
+        None where there is no such part.
+        """
+        if self.parts[kind] == NOTHING:
+            return None
         part = PARTS[kind][self.parts[kind]]
         chosen, known = self.options.get(section_of(part), {}), option_fields(part)
         make = options_type(part)
@@ -202,14 +203,13 @@ class Composition:
 
     def make_loss(self, *, gather: bool = False) -> TwoViewLoss | None:
         """The loss, where there are negatives."""
-        if not self.has_weights:
+        make = self.make_options("weighting")
+        if make is None:
             return None
         shared = getattr(self.framework, "loss_options", ())
         given = vars(self.make_options("framework")) if shared else {}
         further = {name: given[name] for name in shared if given[name] is not None}
-        loss: TwoViewLoss = self.make_options("weighting")(
-            temperature=self.temperature, gather=gather, **further
-        )
+        loss: TwoViewLoss = make(temperature=self.temperature, gather=gather, **further)
         return loss
 
     def make_framework(
@@ -229,14 +229,12 @@ class Composition:
             "temperature": self.temperature,
             "labels": self.labels,
             "options": self.make_options("framework"),
+            "mixing": self.make_options("mixing"),
+            "negatives": self.make_options("negatives"),
         }
-        kinds: tuple[Kind, ...] = ("mixing", "negatives")
-        for kind in kinds:
-            available[kind] = None if self.parts[kind] == NOTHING else self.make_options(kind)
         wanted = signature(self.framework).parameters
-        framework: Framework = self.framework(
-            **{name: value for name, value in available.items() if name in wanted}
-        )
+        chosen = {name: value for name, value in available.items() if name in wanted}
+        framework: Framework = self.framework(**chosen)
         return framework
 
 
@@ -270,15 +268,15 @@ def compose(
     for kind, name in given.items():
         if name != NOTHING or kind in ("framework", "weighting"):
             _find(kind, name, PARTS[kind])
-        parts[kind] = name
+    parts |= given
     if parts["weighting"] == NOTHING:
         parts["weighting"] = recipe.weighting
     _check_parts(parts, given, recipe.domain)
-    known_parts = [part for known in PARTS.values() for part in known.values()]
-    used: dict[str, list[str]] = {section_of(part): [] for part in known_parts if section_of(part)}
+    used: dict[str, list[str]] = {section: [] for section in sections()}
     for kind, name in parts.items():
-        if name != NOTHING and option_fields(PARTS[kind][name]):
-            used[section_of(PARTS[kind][name])] += option_fields(PARTS[kind][name])
+        if name != NOTHING:
+            part = PARTS[kind][name]
+            used.setdefault(section_of(part), []).extend(option_fields(part))
     chosen: dict[str, dict[str, Any]] = {
         section: {k: v for k, v in recipe.preset.get(section, {}).items() if k in names}
         for section, names in used.items()
@@ -312,16 +310,16 @@ def _check_parts(parts: dict[Kind, str], given: Mapping[Kind, str], domain: str)
         raise ValueError(
             f"expected a framework for {domain} data, got {framework!r}; use {' or '.join(known)}"
         )
-    kinds: tuple[Kind, ...] = ("mixing", "negatives")
-    for kind in kinds:
-        if parts[kind] in PARTS[kind] and not serves(kind, parts[kind], domain):
+    idle: list[str] = []
+    for kind in ("mixing", "negatives"):
+        name = parts[kind]
+        if name in PARTS[kind] and domain not in (able := domains_of(kind, name)):
             raise ValueError(
-                f"expected {' or '.join(domains_of(kind, parts[kind]))} data for {kind} "
-                f"{parts[kind]!r}, got {domain} data; leave it out"
+                f"expected {' or '.join(able)} data for {kind} {name!r}, got {domain} data; "
+                "leave it out"
             )
-    idle: list[Kind] = [
-        kind for kind in kinds if parts[kind] != NOTHING and not takes(framework, kind)
-    ]
+        if name != NOTHING and not takes(framework, kind):
+            idle.append(kind)
     if not takes(framework, "loss"):
         idle += ["weighting"] if "weighting" in given else []
         parts["weighting"] = NOTHING

@@ -102,7 +102,7 @@ class SimCLR(Contrastive):
         (z1, h1), *first = embedded
         if self.options.needs_labels:
             return self._by_class(Views(*first[0], batch.samples), Views(z1, h1, batch.samples))
-        ids, total = self.known_ids(batch.samples), z1.new_zeros(())
+        ids, total = batch.samples if self.loss.takes_ids else None, z1.new_zeros(())
         if self.keeps_original:
             z0, h0 = first.pop(0)
             extra = self.further((z0, h0), batch)
@@ -112,15 +112,13 @@ class SimCLR(Contrastive):
                 extra = stack(extra, further)
             labels = self.classes_of(batch.samples)
             total = total + self.loss(z0, z1, h0, h1, ids=ids, labels=labels, extra=extra)
-        mixed = self.mixed(batch.views[0], batch)
-        if mixed is not None:
+        if (mixed := self.mixed(batch.views[0], batch)) is not None:
             ((z, h),) = first
             extra = self.further((z, h), batch, mixed=mixed)
             for target in mixed.targets:
                 if target.weight:
-                    loss = self.loss.aimed(
-                        z, z1, h, h1, keys=target.keys, shares=target.shares, ids=ids, extra=extra
-                    )
+                    aims = {"keys": target.keys, "shares": target.shares}
+                    loss = self.loss.aimed(z, z1, h, h1, **aims, ids=ids, extra=extra)
                     total = total + target.weight * loss
         return total
 

@@ -209,9 +209,7 @@ class SwAV(Projecting):
         except ValueError:
             withdraw()
             raise
-        n, joint = len(views[0]), None
-        if is_distributed():
-            joint = find_joint_batch(views[0])
+        joint = find_joint_batch(views[0]) if is_distributed() else None
         with torch.autocast(device_type=weight.device.type, enabled=False):
             features = [normalize(at_least_float32(z))[0] for z in views]  # each (N, D)
             frozen = batch.epoch < self.options.frozen_epochs
@@ -226,7 +224,7 @@ class SwAV(Projecting):
             if frozen:
                 loss = loss + 0.0 * weight.sum()  # DistributedDataParallel waits for a gradient
             if joint is not None:
-                loss = loss * (joint.processes * n / joint.total)
+                loss = loss * (joint.processes * len(views[0]) / joint.total)
         if self.training:
             self._held = weight.detach().clone() if frozen else None
             if self.options.queue:

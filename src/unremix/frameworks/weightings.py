@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import Field, asdict, dataclass, field, fields, make_dataclass, replace
+from copy import copy
+from dataclasses import asdict, dataclass, field, fields, make_dataclass, replace
 from typing import Any, ClassVar, TypeVar, get_type_hints
 
 from unremix.frameworks.parts import described
@@ -54,8 +55,8 @@ class RecipeWeighting:
 
     def __call__(self, **given: Any) -> Any:
         """The loss; ``given`` are options that a framework or a run decides."""
-        made: Any = self.loss
-        return made(**self.loss_options(), **given)
+        make: Any = self.loss
+        return make(**self.loss_options(), **given)
 
     def loss_options(self) -> dict[str, Any]:
         """All options as the losses take them: what concerns false negatives is one.
@@ -93,18 +94,13 @@ def _as_part(name: str, loss: type[TwoViewLoss], options: type[LossOptions], sum
     known = {its.name for its in fields(RecipeWeighting)} | DECIDED_ELSEWHERE
     chosen = [its for its in fields(options) if its.name not in known]
     chosen.sort(key=lambda its: its.name in shared)
-    made: list[tuple[str, Any, Field[Any]]] = [
-        (
-            its.name,
-            its.metadata.get("command_line", hints[its.name]),
-            field(default=its.default, metadata=its.metadata),
-        )
-        for its in chosen
+    typed = [
+        (its.name, its.metadata.get("command_line", hints[its.name]), copy(its)) for its in chosen
     ]
     told = [f"    {its.name}: {texts[its.name].replace('``', '')}" for its in chosen]
     return make_dataclass(
         name,
-        made,
+        typed,
         bases=(RecipeWeighting,),
         frozen=True,
         namespace={

@@ -121,7 +121,9 @@ def sweep(
     components = options.weighting.resolved
     magnitudes = [component.magnitude or 0.0 for component in components]
     real = ctypes.c_double if unscaled.dtype == torch.float64 else ctypes.c_float
-    done = _functions(unscaled.dtype).sweep(
+    library = _library(unscaled.dtype)
+    assert not isinstance(library, str), library
+    done = library.sweep(
         rows,
         width,
         parts,
@@ -150,20 +152,16 @@ def sweep(
 
 def missing(dtype: torch.dtype = torch.float32) -> str | None:
     """Why there is no compiled code for a dtype; None if there is."""
+    library = _library(dtype)
+    return library if isinstance(library, str) else None
+
+
+@lru_cache(maxsize=8)
+def _library(dtype: torch.dtype) -> ctypes.CDLL | str:
+    """The compiled code for a dtype, or why there is none."""
     if dtype not in (torch.float32, torch.float64):
         return f"it is built for float32 and float64, not for {dtype}"
-    loaded = _loaded(dtype == torch.float64)
-    return loaded if isinstance(loaded, str) else None
-
-
-def _functions(dtype: torch.dtype) -> ctypes.CDLL:
-    loaded = _loaded(dtype == torch.float64)
-    assert not isinstance(loaded, str), loaded
-    return loaded
-
-
-@lru_cache(maxsize=2)
-def _loaded(wide: bool) -> ctypes.CDLL | str:
+    wide = dtype == torch.float64
     try:
         return load(find_library(wide=wide), wide=wide)
     except Unavailable as error:

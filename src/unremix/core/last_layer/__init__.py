@@ -5,7 +5,8 @@
 dimensions.
 """
 
+from unremix.core.last_layer.recorded import recording
 from unremix.core.last_layer.traced import LayerInputs
 from unremix.core.last_layer.watching import LastLayer, Watched, watch
 
-__all__ = ["LastLayer", "LayerInputs", "Watched", "watch"]
+__all__ = ["LastLayer", "LayerInputs", "Watched", "recording", "watch"]

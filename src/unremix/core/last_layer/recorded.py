@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
@@ -40,16 +41,17 @@ class Recorder:
     """A forward hook that keeps inputs of the layer; it knows neither layer nor loss.
 
     All calls in training since the last use are kept, so that a batch may be embedded in any number
-    of parts. In evaluation and in compiled models two are, or in evaluation all if ``keeps_all``. A
+    of parts. In evaluation and in compiled models two are; see also :func:`recording`. A
     copy or pickle of the layer carries it along; there it records nothing.
+
+    Attributes:
+        mode: What all recorders do: within ``parts`` they keep all calls, within ``none`` no call.
     """
 
     mode: ClassVar[str] = "usual"
-    """What all recorders do: within ``parts`` they keep all calls, within ``none`` no call."""
 
     def __init__(self, active: bool = True) -> None:
         self.active = active
-        self.keeps_all = False
         self.used = False
         self.size = 0
         # Not a list of tensors: torch.compile would look into it, and compile the model again
@@ -60,7 +62,7 @@ class Recorder:
         """Record the input of a forward call."""
         if not self.active or not inputs or Recorder.mode == "none":
             return
-        keeps_all = layer.training or self.keeps_all or Recorder.mode == "parts"
+        keeps_all = layer.training or Recorder.mode == "parts"
         h, earlier = inputs[0].detach(), self.latest
         if torch.compiler.is_compiling() or not keeps_all:
             earlier.previous = None
@@ -87,6 +89,16 @@ class Recorder:
             calls.append(each)
             each = each.previous  # type: ignore[assignment]
         return calls
+
+
+@contextmanager
+def recording(mode: str) -> Iterator[None]:
+    """Within it, all recorders have a mode: ``parts``, for a batch that is embedded in parts."""
+    before, Recorder.mode = Recorder.mode, mode
+    try:
+        yield
+    finally:
+        Recorder.mode = before
 
 
 class Watch:

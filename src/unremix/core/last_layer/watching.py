@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import replace
 from typing import Any
@@ -52,18 +50,6 @@ class LastLayer:
         # The copied layer outlives the copying only if a model was copied that holds it.
         twin.watches += self.watches
         return twin
-
-    @contextmanager
-    def keeping_all_calls(self) -> Iterator[None]:
-        """Within it, all calls are kept in evaluation too: a batch may be embedded in parts."""
-        recorders = [watch.recorder for watch in self.watches]
-        for recorder in recorders:
-            recorder.keeps_all = True
-        try:
-            yield
-        finally:
-            for recorder in recorders:
-                recorder.keeps_all = False
 
     def release(self) -> None:
         """Let the next call of the layer take the place of those that are kept."""
@@ -143,11 +129,9 @@ class Projection:
     def __init__(self, parameter: Tensor) -> None:
         is_tensor = isinstance(parameter, Tensor)
         if not is_tensor or parameter.dim() != 2 or not parameter.requires_grad:
-            got = (
-                f"shape {tuple(parameter.shape)}, requires_grad={parameter.requires_grad}"
-                if is_tensor
-                else type(parameter).__name__
-            )
+            got = type(parameter).__name__
+            if is_tensor:
+                got = f"shape {tuple(parameter.shape)}, requires_grad={parameter.requires_grad}"
             raise ValueError(
                 "expected projection to be a parameter of shape (H, D) with gradient, that "
                 f"embeddings h @ projection are made with, got {got}; pass h0 and h1 with each call"
