@@ -19,7 +19,6 @@ WIDTH, HEIGHT = 340, 210
 LEFT, RIGHT, TOP, BOTTOM = 48, WIDTH - 14, 14, HEIGHT - 34  # edges of what is drawn
 FEW_POINTS = 30  # up to here every point gets a marker
 LEAST_SPAN = 0.2  # of a chart of shares: less would show noise as if it were progress
-LONGEST_NAME = 48  # letters of a name that fit above its interval
 SERIES = 7  # colors; then they come again, dashed
 
 
@@ -112,7 +111,37 @@ class Chart:
             >>> svg.startswith('<svg class="chart"'), "Loss" in svg
             (True, True)
         """
-        return _draw(self)
+        low, high = _range(self)
+        epochs = [epoch for line in self.drawn for epoch, _ in line.points]
+        first, last = min(epochs), max(epochs)
+        if first == last:
+            first, last = first - 0.5, last + 0.5
+
+        def x(epoch: float) -> float:
+            return round(LEFT + (RIGHT - LEFT) * (epoch - first) / (last - first), 1)
+
+        def y(value: float) -> float:
+            return round(BOTTOM - (BOTTOM - TOP) * (value - low) / (high - low), 1)
+
+        factor = 100 if self.percent else 1
+        ends = ", ".join(
+            f"{line.name} from {factor * line.points[0][1]:.3g} to "
+            f"{factor * line.points[-1][1]:.3g}"
+            for line in self.drawn
+        )
+        return draw_template(
+            "chart.svg",
+            title=f"{self.title}: {ends}, {self.unit} {min(epochs):g} to {max(epochs):g}",
+            chart=self,
+            lines=[(line, look) for line, (_, look) in zip(self.drawn, self.looks, strict=False)],
+            vertical=ticks(factor * low, factor * high),
+            horizontal=ticks(first, last, 7),
+            factor=factor,
+            few=FEW_POINTS,
+            size={"width": WIDTH, "height": HEIGHT, "left": LEFT, "right": RIGHT, "bottom": BOTTOM},
+            x=x,
+            y=y,
+        )
 
     @property
     def csv(self) -> str:
@@ -163,43 +192,6 @@ def _range(chart: Chart) -> tuple[float, float]:
     return low - pad, high + pad
 
 
-def _draw(chart: Chart) -> Markup:
-    low, high = _range(chart)
-    epochs = [epoch for line in chart.drawn for epoch, _ in line.points]
-    first, last = min(epochs), max(epochs)
-    if first == last:
-        first, last = first - 0.5, last + 0.5
-
-    def x(epoch: float) -> float:
-        return round(LEFT + (RIGHT - LEFT) * (epoch - first) / (last - first), 1)
-
-    def y(value: float) -> float:
-        return round(BOTTOM - (BOTTOM - TOP) * (value - low) / (high - low), 1)
-
-    factor = 100 if chart.percent else 1
-    ends = ", ".join(
-        f"{line.name} from {factor * line.points[0][1]:.3g} to {factor * line.points[-1][1]:.3g}"
-        for line in chart.drawn
-    )
-    return draw_template(
-        "chart.svg",
-        title=f"{chart.title}: {ends}, {chart.unit} {min(epochs):g} to {max(epochs):g}",
-        chart=chart,
-        lines=[(line, look) for line, (_, look) in zip(chart.drawn, chart.looks, strict=False)],
-        vertical=ticks(factor * low, factor * high),
-        horizontal=ticks(first, last, 7),
-        factor=factor,
-        few=FEW_POINTS,
-        width=WIDTH,
-        height=HEIGHT,
-        left=LEFT,
-        right=RIGHT,
-        bottom=BOTTOM,
-        x=x,
-        y=y,
-    )
-
-
 Interval = tuple[str, float, float | None, float | None]
 """A name, a difference, and the ends of its interval, if known."""
 
@@ -228,7 +220,6 @@ def draw_intervals(intervals: Sequence[Interval], *, factor: float, title: str) 
         intervals=intervals,
         ticks=ticks(low, high, 6),
         factor=factor,
-        longest=LONGEST_NAME,
         width=width,
         height=height,
         row=row,

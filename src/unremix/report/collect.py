@@ -14,18 +14,11 @@ from torch import Tensor
 from unremix.core.contrast import Importance
 from unremix.core.precision import normalize
 from unremix.core.scores import PAPER_COMPONENTS
-from unremix.core.weights import Weighting, hard_negatives, name_of, weigh
+from unremix.core.weights import name_of
 from unremix.domains.sampling import evenly_spaced
 from unremix.domains.shown import Sample
 from unremix.evaluation.knn import knn_predict, usual_neighbors
-from unremix.losses import (
-    HCLLoss,
-    HCLOptions,
-    TwoViewLoss,
-    UnReMixLoss,
-    UnReMixOptions,
-    WeightingOptions,
-)
+from unremix.losses import HCLLoss, HCLOptions, TwoViewLoss, UnReMixLoss, UnReMixOptions
 from unremix.mining.groups import find_clusters, fitting_threshold
 from unremix.report.pictures import Atlas, make_atlas, shrunk
 from unremix.report.projection import project
@@ -169,14 +162,6 @@ def found_own(sample: Sample, importance: Importance) -> tuple[float, float]:
     return float(found), float(chance)
 
 
-def _predicted(labels: Tensor, units: Tensor) -> tuple[Tensor, int]:
-    """The class of each item by its k nearest neighbors among the others, shape (n,), and k."""
-    used, numbers = labels.unique(return_inverse=True)
-    k = usual_neighbors(labels, MOST_NEIGHBORS_VOTING)
-    shares = knn_predict(units, numbers, k=k, temperature=0.1)
-    return used[shares.argmax(1)], k
-
-
 def _clusters(units: Tensor) -> list[int]:
     count = max(1, min(CLUSTERS, len(units) // 8))
     with warnings.catch_warnings():
@@ -196,18 +181,16 @@ def _queries(sample: Sample) -> list[int]:
 def _closest(neighbors: Tensor, cosines: Tensor) -> list[dict[str, Any]]:
     """The most similar pairs, each once."""
     alike = fitting_threshold(cosines[:, 0].numpy())
-    seen: set[tuple[int, int]] = set()
-    pairs: list[dict[str, Any]] = []
+    pairs: dict[tuple[int, int], float] = {}
     for item in cosines[:, 0].argsort(descending=True, stable=True).tolist():
         other = int(neighbors[item, 0])
-        pair = (min(item, other), max(item, other))
-        if pair not in seen:
-            seen.add(pair)
-            cosine = float(cosines[item, 0])
-            pairs.append({"items": pair, "cosine": cosine, "duplicate": cosine >= alike})
+        pairs.setdefault((min(item, other), max(item, other)), float(cosines[item, 0]))
         if len(pairs) == PAIRS:
             break
-    return pairs
+    return [
+        {"items": pair, "cosine": cosine, "duplicate": cosine >= alike}
+        for pair, cosine in pairs.items()
+    ]
 
 
 def take_sample(run: Run, data: Any) -> Sample:
@@ -280,8 +263,10 @@ def collect_sample(sample: Sample, unit: str) -> Stored:
         about["closest"] = _closest(neighbors, cosines)
         about["outliers"] = cosines.mean(1).argsort(stable=True)[:OUTLIERS].tolist()
     if sample.labels is not None:
-        predicted, about["voting"] = _predicted(sample.labels, units)
-        arrays["predicted"] = predicted.numpy().astype(np.int32)
+        used, numbers = sample.labels.unique(return_inverse=True)
+        about["voting"] = usual_neighbors(sample.labels, MOST_NEIGHBORS_VOTING)
+        shares = knn_predict(units, numbers, k=about["voting"], temperature=0.1)
+        arrays["predicted"] = used[shares.argmax(1)].numpy().astype(np.int32)
     shown = sorted(
         {
             *sample.batch.tolist(),
@@ -317,31 +302,6 @@ def _cut(name: str) -> str:
     return name if len(name) <= NAME_LENGTH else f"{name[: NAME_LENGTH - 1]}…"
 
 
-def own_weights(scores: Sequence[Tensor], negatives: Tensor, how: dict[str, Any]) -> Tensor:
-    """The weights that a run's loss gives the negatives of the batch, shape (A, A).
-
-    A framework without weights gives every negative the weight 1.
-
-    Args:
-        scores: Uncertainty, similarity and representativeness, each (A, A).
-        negatives: Boolean, shape (A, A).
-        how: From :func:`weighting_of`.
-    """
-    count = negatives.sum(1, keepdim=True)
-    if how["kind"] == "hcl":
-        weighting = hard_negatives(how["hardness"], over_temperature=how["over_temperature"])
-        used, mix = [scores[PAPER_COMPONENTS.index("similarity")]], [1.0]
-    elif how["kind"] == "unremix":
-        hardness = how["hardness"] if how["scaling"] == "zscore-exp" else None
-        weighting = WeightingOptions(
-            scaling=how["scaling"], mass=how["mass"], hardness=hardness
-        ).weighting()
-        used, mix = list(scores), how["mix"]
-    else:
-        weighting, used, mix = Weighting(), [], []
-    return weigh(used, negatives, count, torch.tensor(mix), weighting, how["temperature"])
-
-
 def _add_pictures(
     sample: Sample, shown: Sequence[int], about: dict[str, Any], arrays: dict[str, Any]
 ) -> None:
@@ -361,6 +321,5 @@ def _add_pictures(
     about["atlases"] = {}
     for name, atlas in atlases.items():
         arrays[f"atlas_{name}"] = np.frombuffer(atlas.data, np.uint8)
-        about["atlases"][name] = {
-            "kind": atlas.kind, "tile": atlas.tile, "columns": atlas.columns
-        }  # fmt: skip
+        kept = {"kind": atlas.kind, "tile": atlas.tile, "columns": atlas.columns}
+        about["atlases"][name] = kept

@@ -18,12 +18,15 @@ from torch import Tensor
 from unremix.console.printing import rows_to_csv
 from unremix.console.quantities import counted, duration
 from unremix.console.values import LARGEST_YAML, read_yaml
+from unremix.core.scores import PAPER_COMPONENTS
+from unremix.core.weights import Weighting, hard_negatives, weigh
 from unremix.domains import DOMAINS
 from unremix.domains.options import flat_options
 from unremix.evaluation.card import FEATURES, in_percent, judged, label_of, measures_of, scale_of
 from unremix.evaluation.statistics import paired_difference, summarize
 from unremix.evaluation.verdict import SMALLER_IS_BETTER, difference
 from unremix.files.atomic_files import read_text, refuse_link, write_text
+from unremix.losses import WeightingOptions
 from unremix.report.charts import Chart, draw_intervals, mean_line
 from unremix.report.page import page_data
 from unremix.report.rendering import as_json, render
@@ -93,12 +96,21 @@ class Gap:
 
 
 def stored_weights(stored: Stored) -> Tensor:
-    """The weights of a run's own loss in its batch, shape (A, A)."""
-    from unremix.report.collect import own_weights  # with it, all that reads data
-
+    """The weights of a run's own loss in its batch, shape (A, A); 1 of a framework without."""
+    how, mix = stored.about["weighting"], list[float]()
     scores = [torch.from_numpy(score.copy()) for score in stored.arrays["scores"]]
     negatives = torch.from_numpy(stored.arrays["negatives"].astype(bool))
-    return own_weights(scores, negatives, stored.about["weighting"])
+    if how["kind"] == "unremix":
+        hardness = how["hardness"] if how["scaling"] == "zscore-exp" else None
+        options = WeightingOptions(scaling=how["scaling"], mass=how["mass"], hardness=hardness)
+        weighting, mix = options.weighting(), how["mix"]
+    elif how["kind"] == "hcl":
+        weighting = hard_negatives(how["hardness"], over_temperature=how["over_temperature"])
+        scores, mix = [scores[PAPER_COMPONENTS.index("similarity")]], [1.0]
+    else:
+        weighting, scores = Weighting(), []
+    count = negatives.sum(1, keepdim=True)
+    return weigh(scores, negatives, count, torch.tensor(mix), weighting, how["temperature"])
 
 
 def _settings(run: Run) -> dict[str, Any]:

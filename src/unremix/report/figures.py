@@ -6,6 +6,7 @@ import math
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import cycle, zip_longest
 from pathlib import Path
 from typing import Any
@@ -208,13 +209,7 @@ def interval_chart(
 
 def write_figure(figure: Figure, path: Path) -> None:
     """Write a figure as ``path`` with .png and with .svg; the same data give the same bytes."""
-    for format, metadata in (
-        ("png", {"Software": None}),
-        ("svg", {"Date": None, "Creator": None}),
-    ):
-        write_whole(
-            path.with_suffix(f".{format}"),
-            lambda file, format=format, metadata=metadata: figure.savefig(  # type: ignore[misc]
-                file, format=format, dpi=200, metadata=metadata
-            ),
-        )
+    for format, changing in (("png", ["Software"]), ("svg", ["Date", "Creator"])):
+        metadata = dict.fromkeys(changing)
+        save = partial(figure.savefig, format=format, dpi=200, metadata=metadata)
+        write_whole(path.with_suffix(f".{format}"), save)
