@@ -102,7 +102,7 @@ def warm() -> Iterator[tuple[str, ...]]:
 @pytest.fixture
 def warm_runs(warm: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
     """Have experiments start their runs so: importing takes longer than a small run."""
-    monkeypatch.setattr("unremix.experiments.processes.TRAIN", (*warm, "train"))
+    monkeypatch.setattr("unremix.experiments.executors.TRAIN", (*warm, "train"))
 
 
 @pytest.fixture

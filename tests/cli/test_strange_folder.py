@@ -13,7 +13,7 @@ import pytest
 
 from unremix.core.engines import compiled
 from unremix.domains.options import TrainConfig
-from unremix.experiments import processes
+from unremix.experiments import executors
 from unremix.experiments.plan import Job
 from unremix.experiments.results import Folder
 from unremix.files.atomic_files import try_lock
@@ -50,14 +50,14 @@ def test_a_run_of_an_experiment_imports_nothing_from_here(
     folder, job = Folder(tmp_path / "comparison"), Job("simclr", 0, "simclr-0", TrainConfig())
     lock = try_lock(folder.lock(job))
     assert lock is not None
-    task = processes.Task.of(job, folder, dict(os.environ), str(strange))
-    process = replace(task, program=(*processes.TRAIN, "--help")).begin(lock, bound=bound)
+    task = executors.Task.of(job, folder, dict(os.environ), str(strange))
+    process = replace(task, program=(*executors.TRAIN, "--help")).begin(lock, bound=bound)
     os.close(lock)
     assert process.wait(60) == 0, folder.log(job).read_text()
     assert "--epochs" in folder.log(job).read_text()
     bare = {name: value for name, value in os.environ.items() if name != "PYTHONSAFEPATH"}
     done = subprocess.run(
-        [sys.executable, processes.TRAIN[0], "--version"], cwd=strange, env=bare, check=True
+        [sys.executable, executors.TRAIN[0], "--version"], cwd=strange, env=bare, check=True
     )
     assert done.returncode == 0
     assert not (tmp_path / "canary").exists()

@@ -13,7 +13,7 @@ from small_runs import TINY
 
 import unremix
 from unremix.experiments import compare as compare_module
-from unremix.experiments import processes
+from unremix.experiments import executors
 
 TESTS = Path(__file__).parents[1]
 
@@ -33,8 +33,8 @@ def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def fake(template: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """Puts the stand-in in the training's place; called with what shall go wrong."""
     program = (str(TESTS / "fake_training.py"), str(template))
-    monkeypatch.setattr(processes, "TRAIN", program)
-    monkeypatch.setattr(processes, "POLL", 0.01)
+    monkeypatch.setattr(executors, "TRAIN", program)
+    monkeypatch.setattr(executors, "POLL", 0.01)
     monkeypatch.setattr(compare_module, "learning_curves", lambda *_: None)  # it takes a second
 
     def behave(**behavior: list[str]) -> None:

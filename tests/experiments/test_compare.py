@@ -39,9 +39,9 @@ from unremix.domains.options import TrainConfig, make_config, nested_options
 from unremix.evaluation.card import measures_of
 from unremix.evaluation.statistics import paired_difference, summarize
 from unremix.experiments import compare as compare_module
-from unremix.experiments import processes, tables
+from unremix.experiments import executors, tables
 from unremix.experiments.compare import CompareConfig, FinishedComparison, compare, path_for
-from unremix.experiments.executors import Local
+from unremix.experiments.executors import Local, share_out
 from unremix.experiments.laboratory import time_left
 from unremix.experiments.plan import (
     Job,
@@ -52,7 +52,6 @@ from unremix.experiments.plan import (
     shared_options,
     with_budget,
 )
-from unremix.experiments.processes import share_out
 from unremix.experiments.results import Folder, Record, Results
 from unremix.files.atomic_files import try_lock
 from unremix.recipes import RECIPES
@@ -631,7 +630,7 @@ def test_stopped_and_started_again(
 def test_a_process_that_does_not_heed_is_killed(
     tmp_path: Path, fake: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(processes, "GRACE", 0.3)
+    monkeypatch.setattr(executors, "GRACE", 0.3)
     fake(slow=["simclr-0"], linger=["simclr-0"])
     folder = tmp_path / "c"
 

@@ -25,10 +25,18 @@ from small_runs import TINY
 from unremix.cli import main
 from unremix.experiments import executors, laboratory
 from unremix.experiments.compare import CompareConfig, compare
-from unremix.experiments.executors import Local, Running, Slurm, make_task
+from unremix.experiments.executors import (
+    Local,
+    LostError,
+    Process,
+    Running,
+    Share,
+    Slurm,
+    Task,
+    make_task,
+)
 from unremix.experiments.laboratory import RETRIES
 from unremix.experiments.plan import Job, Plan
-from unremix.experiments.processes import LostError, Process, Share, Task
 from unremix.experiments.results import Folder
 from unremix.files.atomic_files import try_lock
 
@@ -76,7 +84,7 @@ class Gone(Process):
 def run(
     folder: Path, executor: Any, monkeypatch: pytest.MonkeyPatch, seeds: int = 2
 ) -> tuple[Any, str]:
-    monkeypatch.setattr(laboratory, "make_executor", lambda on: executor)
+    monkeypatch.setattr(executors, "make_executor", lambda on: executor)
     printed = io.StringIO()
     config = CompareConfig("simclr,hcl", seeds=seeds, jobs=2, output=str(folder))
     found = compare(config, replace(TINY, epochs=3), console=Console(file=printed))

@@ -24,10 +24,9 @@ from rich.live import Live
 from unremix.console.printing import say
 from unremix.console.quantities import duration, roughly
 from unremix.evaluation.card import LABELS, label_of
-from unremix.experiments import processes, tables
-from unremix.experiments.executors import Executor, On, Running, make_executor
+from unremix.experiments import executors, tables
+from unremix.experiments.executors import LostError, On, Process, Running, Share
 from unremix.experiments.plan import Job
-from unremix.experiments.processes import LostError, Process, Share
 from unremix.experiments.results import RESULTS, Folder, Record, Results, record_of
 from unremix.experiments.tables import Measure
 from unremix.files.atomic_files import try_lock
@@ -130,7 +129,7 @@ class Runner:
     done: set[Job]  # those of them that are known to be done
     folder: Folder  # where their runs are
     share: Share  # what of the machine each gets
-    executor: Executor  # where they run
+    executor: executors.Executor  # where they run
     failures: dict[Job, str] = field(default_factory=dict)
     working: dict[Job, Work] = field(default_factory=dict)
     losses: Counter[Job] = field(default_factory=Counter)  # workers that a run has lost
@@ -151,7 +150,7 @@ class Runner:
                     yield from self._collect()
                     yield from self._begin()
                     yield None
-                    time.sleep(processes.POLL)
+                    time.sleep(executors.POLL)
             finally:
                 self._end(requests)
         if requests:
@@ -212,11 +211,11 @@ class Runner:
             for work in self.working.values():
                 if not work.ended():
                     work.process.stop(number)
-            deadline = time.monotonic() + processes.GRACE
+            deadline = time.monotonic() + executors.GRACE
             while not all(work.ended() for work in self.working.values()):
                 if time.monotonic() > deadline or len(requests) > asked:
                     break
-                time.sleep(processes.POLL)
+                time.sleep(executors.POLL)
 
 
 class Display:
@@ -360,9 +359,9 @@ class Laboratory:
             os.close(lock)
 
     @cached_property
-    def executor(self) -> Executor:
+    def executor(self) -> executors.Executor:
         """Where the runs are executed; nothing is connected to before it is asked for."""
-        return make_executor(self.on)
+        return executors.make_executor(self.on)
 
     def share(self, jobs: Sequence[Job]) -> Share:
         """What of the machine, or of the cluster, each of some jobs gets."""
