@@ -23,16 +23,18 @@ from scipy import stats
 
 from unremix.cli import commands, main
 from unremix.core.scores import PAPER_COMPONENTS
+from unremix.evaluation.statistics import summarize
 from unremix.experiments import reproduce as module
 from unremix.experiments.dry_run import Estimate
 from unremix.experiments.laboratory import Laboratory
 from unremix.experiments.paper.catalog import EXPERIMENTS
-from unremix.experiments.paper.comparison import average_ranks, ranks
+from unremix.experiments.paper.comparison import average_ranks
 from unremix.experiments.paper.experiment import Setting, placed
 from unremix.experiments.paper.scales import SCALES, ScaleName
 from unremix.experiments.plan import Job
 from unremix.experiments.reproduce import reproduce, sources_of
 from unremix.experiments.results import Record
+from unremix.experiments.tables import Cell, Measure, TableRow
 
 pytestmark = pytest.mark.xdist_group("compare")
 
@@ -559,8 +561,14 @@ def test_data_of_the_scale_keep_their_options(tmp_path: Path) -> None:
 
 
 def test_equal_values_share_a_rank() -> None:
-    assert ranks({"a": 0.3, "b": 0.5, "c": 0.5, "d": 0.1}) == {"a": 3, "b": 1.5, "c": 1.5, "d": 4}
-    assert average_ranks([], [], 3) == {}
+    values = {"a": 0.3, "b": 0.5, "c": 0.5, "d": 0.1}
+    rows = [
+        TableRow(name, False, 3, 0, None, {"knn": Cell(summarize([value] * 3), None)})
+        for name, value in values.items()
+    ]
+    columns = [Measure("knn", "kNN", percent=True, decimals=1)]
+    assert average_ranks(rows, columns, 3) == {"a": 3, "b": 1.5, "c": 1.5, "d": 4}
+    assert average_ranks(rows, columns, 4) == average_ranks([], [], 3) == {}
 
 
 @pytest.mark.parametrize("known", [10.0, None])

@@ -11,12 +11,12 @@ from itertools import product
 from typing import Any
 
 from unremix.console.values import make_options
-from unremix.experiments.paper import read_data
 from unremix.experiments.paper.comparison import make_comparison
 from unremix.experiments.paper.experiment import Experiment, Made, Published, Row, Setting
 from unremix.experiments.paper.illustration import make_illustration
 from unremix.experiments.paper.in_a_batch import make_contributions, make_gallery, make_gradients
 from unremix.experiments.paper.over_epochs import make_diversity, make_mix, make_probe_curves
+from unremix.experiments.paper.scales import read_data
 
 MAKERS: Mapping[str, Callable[[Setting], Made]] = {
     "comparison": make_comparison,

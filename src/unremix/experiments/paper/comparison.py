@@ -117,35 +117,24 @@ def _with_paper(
     return replace(grid, headings=["", *grid.headings[1:]], lines=lines)
 
 
-def ranks(values: Mapping[str, float]) -> dict[str, float]:
-    """The rank of each, 1 for the largest; equals share the mean of their ranks.
-
-    Example:
-        >>> ranks({"a": 0.7, "b": 0.9, "c": 0.7})
-        {'a': 2.5, 'b': 1.0, 'c': 2.5}
-    """
-    from scipy.stats import rankdata  # type: ignore[import-untyped]
-
-    return dict(zip(values, rankdata([-value for value in values.values()]).tolist(), strict=True))
-
-
 def average_ranks(
     rows: Sequence[TableRow], columns: Sequence[Measure], seeds: int
 ) -> dict[str, float]:
     """Mean rank of each row over the columns that lack no run; empty where there is none.
 
-    Baselines do not count, nor do columns in which a row has fewer runs than seeds.
+    The largest value has rank 1, and equal ones share the mean of their ranks. Baselines do not
+    count, nor do columns in which a row has fewer runs than seeds.
     """
+    from scipy.stats import rankdata  # type: ignore[import-untyped]
+
     trained = [row for row in rows if not row.baseline]
-    found = [
-        ranks({row.name: row.cells[column.path].summary.mean for row in trained})
-        for column in columns
-        if all(
-            column.path in row.cells and row.cells[column.path].summary.count >= seeds
-            for row in trained
-        )
+    found = [[row.cells.get(column.path) for row in trained] for column in columns]
+    complete = [
+        [-cell.summary.mean for cell in cells if cell is not None and cell.summary.count >= seeds]
+        for cells in found
     ]
-    return {row.name: fmean(one[row.name] for one in found) for row in trained if found}
+    ranked = [rankdata(means) for means in complete if len(means) == len(trained)]
+    return {row.name: fmean(ranks) for row, *ranks in zip(trained, *ranked, strict=True) if ranks}
 
 
 def make_comparison(setting: Setting) -> Made:

@@ -44,7 +44,6 @@ class SeenBatch:
     model: Contrastive  # in eval mode
     images: Tensor  # uint8, shape (N, C, S, S)
     labels: Tensor  # their classes, shape (N,)
-    classes: Sequence[str]  # their names
     z: tuple[Tensor, Tensor]  # embeddings of both views, each (N, D)
     h: tuple[Tensor, Tensor]  # inputs of the last layer, each (N, H)
 
@@ -66,14 +65,11 @@ def look_at(setting: Setting, row: Row, source: Source) -> SeenBatch:
     count = len(data.train)
     indices = permuted(count, min(MOST_IMAGES, count), seed=0, step=0)
     images = data.train.images.batch(indices)
-    views = [
+    (z0, h0), (z1, h1) = (
         model.embed(run.domain.view(images, run.shape, keys(0, 0, indices, stream)).to(model.dtype))
         for stream in OTHER_VIEWS
-    ]
-    (z0, h0), (z1, h1) = views
-    return SeenBatch(
-        model, images, data.train.labels[indices], data.train.classes, (z0, z1), (h0, h1)
-    )  # fmt: skip
+    )
+    return SeenBatch(model, images, data.train.labels[indices], (z0, z1), (h0, h1))
 
 
 def anchors_of(labels: Tensor, count: int) -> list[int]:
@@ -127,6 +123,10 @@ def make_gallery(setting: Setting) -> Made:
         count, most = (7, 6) if source.paper == "Tiny-ImageNet" else (5, 8)
         looks = {row.name: look_at(setting, row, source) for row in setting.rows}
         importances = {name: seen.importance() for name, seen in looks.items()}
+        picks = {  # of every anchor
+            name: [heaviest(importance, one, count) for one in range(len(importance.weights))]
+            for name, importance in importances.items()
+        }
         first = next(iter(looks.values()))
         labels, anchors = first.labels, anchors_of(first.labels, most)
         blocks = (len(anchors) + 1) // 2
@@ -141,7 +141,7 @@ def make_gallery(setting: Setting) -> Made:
                 axes.set_axis_off()
             _show(drawn[0, 0], first.images[anchor], GRAYS[0])
             for axes_of_row, (name, importance) in zip(drawn, importances.items(), strict=True):
-                picked = heaviest(importance, anchor, count)
+                picked = picks[name][anchor]
                 images = [one % len(labels) for one in picked]
                 frames = frames_of(anchor, images, labels)
                 axes_of_row[1].set_ylabel(name, size=6)
@@ -163,17 +163,14 @@ def make_gallery(setting: Setting) -> Made:
         add_legend(figure)
         figures[f"{setting.experiment.name}-{source.slug}"] = figure
         for name, importance in importances.items():
-            every = range(len(importance.weights))
             everywhere.append(
                 {
                     "data": source.title, "row": name, "labels": _line(labels.tolist()),
-                    "heaviest": [_line(heaviest(importance, one, count)) for one in every],
+                    "heaviest": [_line(picked) for picked in picks[name]],
                 }
             )  # fmt: skip
-            audited = audit(importance, labels, k=count)
-            rates = (
-                audited.false_negative_rate, audited.base_rate, audited.distinct_class_share
-            )  # fmt: skip
+            found = audit(importance, labels, k=count)
+            rates = (found.false_negative_rate, found.base_rate, found.distinct_class_share)
             counts = (str(shown[name, frame]) for frame in FRAMES)
             lines.append([name, source.title, *counts, *(f"{100 * rate:.1f}" for rate in rates)])
     headings = [

@@ -23,26 +23,27 @@ SHARE = Measure("share", "λ", percent=False, decimals=3)
 
 def make_probe_curves(setting: Setting) -> Made:
     """Linear accuracy over the probe's epochs, a panel per data set."""
+    finished = setting.finished
     records = [
         {"row": row.name, "data": source.title, "seed": record.seed,
          "probe_epoch": epoch, "accuracy": value}
-        for row, source, record in setting.finished
+        for row, source, record in finished
         for epoch, value in enumerate(record.probe_curves.get(TRAINED, []), start=1)
     ]  # fmt: skip
-    names = dict.fromkeys(row.name for row, _, _ in setting.finished)
+    names = dict.fromkeys(row.name for row, _, _ in finished)
     charts = []
     for source in setting.sources:
-        runs: dict[str, list[list[dict[str, float]]]] = {name: [] for name in names}
-        ends: dict[str, list[float]] = {name: [] for name in FEATURES.values()}
-        for row in setting.rows_on(source):
-            for record in setting.records(row, source):
-                curve = record.probe_curves.get(TRAINED, [])
-                runs[row.name].append([{"epoch": e, "top1": v} for e, v in enumerate(curve, 1)])
-                for kind, name in FEATURES.items():
-                    ends[name] += record.probe_curves.get(kind, [])[-1:]
-        del ends[FEATURES[TRAINED]]
-        lines = [mean_line(name, seeds, "top1") for name, seeds in runs.items()]
-        levels = {name: fmean(values) for name, values in ends.items() if values}
+        here = [(row.name, run.probe_curves) for row, data, run in finished if data == source]
+        lines = []
+        for name in names:
+            curves = [by_kind.get(TRAINED, []) for row, by_kind in here if row == name]
+            runs = [[{"epoch": e, "top1": v} for e, v in enumerate(curve, 1)] for curve in curves]
+            lines.append(mean_line(name, runs, "top1"))
+        levels = {}
+        for kind, name in FEATURES.items():
+            ends = [by_kind[kind][-1] for _, by_kind in here if by_kind.get(kind)]
+            if kind != TRAINED and ends:
+                levels[name] = fmean(ends)
         charts.append(Chart(source.title, lines, levels, percent=True, unit="probe epoch"))
 
     def ends_of(line: Line) -> str:

@@ -12,13 +12,22 @@ from pathlib import Path
 from typing import Any, Literal
 
 from unremix.console.values import make_options, read_yaml
-from unremix.experiments.paper import read_data
 from unremix.files.atomic_files import write_bytes
 from unremix.training.settings import find_config
 
 Kind = Literal["images", "imagenet", "sentences", "graphs"]
 ScaleName = Literal["smoke", "cpu", "paper"]
 Options = Mapping[str, Any]
+
+
+def read_data(name: str) -> Any:
+    """What one of this folder's YAML files says.
+
+    Example:
+        >>> list(read_data("scales"))
+        ['smoke', 'cpu', 'paper']
+    """
+    return read_yaml((Path(__file__).parent / f"{name}.yaml").read_text(encoding="utf-8"))
 
 
 @cache
