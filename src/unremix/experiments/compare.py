@@ -372,5 +372,4 @@ def compare_recipes(
         output=None if output is None else str(output),
         progress=progress,
     )
-    console = Console(quiet=not progress)
-    return compare(config, TrainConfig(**written(data, classes, asked)), console=console)
+    return compare(config, TrainConfig(**written(data, classes, asked)))

@@ -106,12 +106,9 @@ def tensor_bytes(state: Any) -> int:
 
 def count_parameters(model: Framework) -> dict[str, int]:
     """How many numbers the encoder, the head and all further parts learn or follow."""
-
-    def count(part: nn.Module | None) -> int:
-        return 0 if part is None else sum(p.numel() for p in part.parameters())
-
-    counts = {"encoder": count(model.encoder), "head": count(getattr(model, "head", None))}
-    return {**counts, "further": count(model) - sum(counts.values())}
+    parts = (model, model.encoder, getattr(model, "head", None) or nn.Identity())
+    whole, encoder, head = (sum(p.numel() for p in part.parameters()) for part in parts)
+    return {"encoder": encoder, "head": head, "further": whole - encoder - head}
 
 
 class Enough(Exception):
@@ -179,11 +176,10 @@ def _fill_queue(model: Framework) -> None:
 
 def _status(name: str) -> int | None:
     """Bytes that Linux names for this process; None elsewhere."""
-    try:
-        line = re.search(rf"{name}:\s+(\d+) kB", Path("/proc/self/status").read_text())
-    except OSError:
-        return None
-    return None if line is None else int(line[1]) * 1024
+    with suppress(OSError):
+        if line := re.search(rf"{name}:\s+(\d+) kB", Path("/proc/self/status").read_text()):
+            return int(line[1]) * 1024
+    return None
 
 
 def memory_in_use() -> int | None:

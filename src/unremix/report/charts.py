@@ -13,7 +13,7 @@ import numpy as np
 from markupsafe import Markup
 
 from unremix.console.printing import rows_to_csv
-from unremix.report.rendering import draw_template
+from unremix.report.rendering import fill
 
 WIDTH, HEIGHT = 340, 210
 LEFT, RIGHT, TOP, BOTTOM = 48, WIDTH - 14, 14, HEIGHT - 34  # edges of what is drawn
@@ -129,7 +129,7 @@ class Chart:
             f"{factor * line.points[-1][1]:.3g}"
             for line in self.drawn
         )
-        return draw_template(
+        return fill(
             "chart.svg",
             title=f"{self.title}: {ends}, {self.unit} {min(epochs):g} to {max(epochs):g}",
             chart=self,
@@ -214,7 +214,7 @@ def draw_intervals(intervals: Sequence[Interval], *, factor: float, title: str) 
     def x(value: float) -> float:
         return round(edge + (width - 2 * edge) * (value - low) / (high - low), 1)
 
-    return draw_template(
+    return fill(
         "intervals.svg",
         title=title,
         intervals=intervals,

@@ -23,16 +23,8 @@ from unremix.mining.embeddings import Integers
 from unremix.mining.files import write_rows
 from unremix.mining.groups import find_duplicates
 from unremix.mining.index import make_index
-from unremix.report.browse import (
-    LISTED,
-    SHOWN_GROUPS,
-    SHOWN_MEMBERS,
-    Group,
-    Item,
-    Written,
-    items_of,
-    write_groups,
-)
+from unremix.report import browse
+from unremix.report.browse import Group, Item, Written, items_of, write_groups
 from unremix.report.sources import Source, open_source
 
 NAMES = ("name", "names", "file", "filename", "path", "text", "item", "id")
@@ -214,8 +206,7 @@ def _label_lines(path: Path) -> Iterator[tuple[str, str]]:
     if not path.is_file():
         raise FileNotFoundError(f"expected labels at {str(path)!r}, found no file")
     text = read_text(path).removeprefix("\ufeff")
-    first = text.partition("\n")[0]
-    separator = next((one for one in ("\t", ",", ";") if one in first), ",")
+    separator = next((one for one in "\t,;" if one in text.partition("\n")[0]), ",")
     cells = csv.reader(io.StringIO(text, newline=""), delimiter=separator)
     rows = [list(map(unguarded, row)) for row in cells]
     heading = [cell.strip().lower() for cell in rows[0]] if rows else []
@@ -291,7 +282,7 @@ def _write(source: Source, predictions: Predictions, path: Path) -> Written:
     write_groups(
         source, path.with_suffix(".html"), "Predictions", summary, _groups(source, predictions)
     )
-    following = predictions.label_next[:LISTED]
+    following = predictions.label_next[: browse.LISTED]
     named = [f"  {source.names[row]}: {predictions.certainty(row)}" for row in following]
     listed = ["Least certain, to label next:", *named] if named else []
     return Written(path.with_suffix(".html"), path, summary, listed)
@@ -317,12 +308,12 @@ def _groups(source: Source, predictions: Predictions) -> list[Group]:
         following = predictions.label_next[:NEXT]
         groups.append(group("Label next: the least certain", following, predictions.certainty))
     if predictions.contradicted:
-        wrong = predictions.contradicted[:SHOWN_MEMBERS]
+        wrong = predictions.contradicted[: browse.SHOWN_MEMBERS]
         groups.append(group("Labels that differ from a sure prediction", wrong))
     order = np.argsort(-chance, kind="stable")
-    for number, name in enumerate(predictions.classes[:SHOWN_GROUPS]):
+    for number, name in enumerate(predictions.classes[: browse.SHOWN_GROUPS]):
         rows = order[found.probabilities[order].argmax(1) == number].tolist()
         unlabeled = [row for row in rows if predictions.given[row] < 0]
         title = f"{name}: {counted(len(rows), 'item')} predicted, {len(unlabeled):,} not labeled"
-        groups.append(group(title, unlabeled[:SHOWN_MEMBERS]))
+        groups.append(group(title, unlabeled[: browse.SHOWN_MEMBERS]))
     return groups

@@ -437,8 +437,7 @@ def write_comparison(
     _check_runs(runs)
     groups = grouped([Run(run, trust=trust) for run in runs])
     groups.sort(key=lambda group: group.name != reference)
-    own = [group for group in groups if group.features == "trained"]
-    every = dict.fromkeys(path for group in own for path in group.measures)
+    every = dict.fromkeys(path for group in groups for path in group.measures)
     paths = [path for path in every if path.rpartition(".")[2] != "top5"]
     paths.sort(key=lambda one: one != "knn")
     pairs = [(second, first) for first, second in combinations(groups, 2)]

@@ -159,11 +159,11 @@ def class_table(stored: Stored) -> dict[str, Any] | None:
 def card_csv(card: Mapping[str, Any]) -> str:
     """The measures of an evaluation card, each with its error as numbers of their own."""
     ends = ("value", "low", "high", "standard_error", "std_over_folds", "count")
-    rows = [
-        [FEATURES.get(kind, kind), label_of(path), *(measure.get(end, "") for end in ends)]
+    rows = (
+        [FEATURES.get(kind, kind), label_of(path), *map(measure.get, ends)]
         for kind, result in card["results"].items()
         for path, measure in measures_of(result).items()
-    ]
+    )
     return rows_to_csv([["features", "measure", *ends], *rows])
 
 

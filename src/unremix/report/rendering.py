@@ -83,8 +83,8 @@ def _environment() -> Environment:
     return environment
 
 
-def draw_template(template: str, **context: Any) -> Markup:
-    """A template of a picture, filled, to stand on a page."""
+def fill(template: str, **context: Any) -> Markup:
+    """A template of a page, or of a picture that is to stand on one, filled."""
     return Markup(_environment().get_template(template).render(**context))
 
 
@@ -99,10 +99,5 @@ def render(template: str, script: str, **context: Any) -> str:
         f"default-src 'none'; script-src 'sha256-{digest}'; style-src 'unsafe-inline'; "
         "img-src data:; base-uri 'none'; form-action 'none'"
     )
-    return (
-        _environment()
-        .get_template(template)
-        .render(
-            style=Markup(asset("styles", "page.css")), code=Markup(code), policy=policy, **context
-        )
-    )
+    style = Markup(asset("styles", "page.css"))
+    return fill(template, style=style, code=Markup(code), policy=policy, **context)

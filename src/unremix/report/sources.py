@@ -102,12 +102,9 @@ class Source:
             return {}
         if self.model is not None:
             return self.domain.thumbnails(self.data, rows)
-        there = {row: self._in_data[self.names[row]] for row in rows if self._known(row)}
-        found = self.domain.thumbnails(self.data, list(there.values()))
-        return {row: found[place] for row, place in there.items() if place in found}
-
-    def _known(self, row: int) -> bool:
-        return self.names[row] in self._in_data
+        places = {row: self._in_data.get(self.names[row], -1) for row in rows}
+        found = self.domain.thumbnails(self.data, [one for one in places.values() if one >= 0])
+        return {row: found[place] for row, place in places.items() if place in found}
 
     @cached_property
     def _in_data(self) -> dict[str, int]:
