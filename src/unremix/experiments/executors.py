@@ -125,10 +125,6 @@ def _code_words(config: TrainConfig) -> list[str]:
     ]
 
 
-class LostError(Exception):
-    """A worker was lost before it could say how its run ended; the message says why."""
-
-
 @dataclass(frozen=True)
 class Task:
     """The process of a run as plain values, which can be sent anywhere."""
@@ -243,6 +239,8 @@ class Process:
         task: What it does.
         bound: Whether it ends when this process does, where the system can.
     """
+
+    lost: str | None = None  # why its worker was lost; those of this machine are not
 
     def __init__(self, task: Task, *, bound: bool = False) -> None:
         self.task, self.bound = task, bound
@@ -383,15 +381,16 @@ class Submitted:
         self.result, self.stop = result, cancel
         self.cpu_seconds: float | None = None
         self.code: int | None = None
+        self.lost: str | None = None
         self.waits = False  # the worker waits for the lock; it is not seen here
 
     def poll(self) -> int | None:
-        """The exit code, once it has ended."""
+        """The exit code, once it has ended; 1 if the worker was lost before it could give one."""
         if self.code is None:
             try:
                 self.code, self.cpu_seconds = self.result() or (None, None)
             except Exception as error:  # the cluster's own, or the worker's
-                raise LostError(_reason(error)) from error
+                self.code, self.lost = 1, _reason(error)
         return self.code
 
 

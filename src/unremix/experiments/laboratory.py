@@ -25,7 +25,7 @@ from unremix.console.printing import say
 from unremix.console.quantities import duration, roughly
 from unremix.evaluation.card import LABELS, label_of
 from unremix.experiments import executors, tables
-from unremix.experiments.executors import LostError, On, Process, Running, Share
+from unremix.experiments.executors import On, Process, Running, Share
 from unremix.experiments.plan import Job
 from unremix.experiments.results import RESULTS, Folder, Record, Results, record_of
 from unremix.experiments.tables import Measure
@@ -99,13 +99,6 @@ class Work:
             self.ended_well = time.monotonic()
         return time.monotonic() - self.ended_well < LATENESS
 
-    def ended(self) -> bool:
-        """Whether it has ended, however it did."""
-        try:
-            return self.process.poll() is not None
-        except LostError:
-            return True
-
 
 @dataclass(frozen=True)
 class Event:
@@ -174,19 +167,14 @@ class Runner:
     def _collect(self) -> Iterator[Event]:
         """See which runs have ended, and how."""
         for job, work in list(self.working.items()):
-            try:
-                code = work.process.poll()
-            except LostError as error:
-                del self.working[job]
-                yield self._lost(job, work, str(error))
-                continue
-            if code is None:
-                continue
+            code = work.process.poll()
             done = code == 0 and self.folder.is_done(job)
-            if code == 0 and not done and work.may_be_late():
+            if code is None or (code == 0 and not done and work.may_be_late()):
                 continue
             del self.working[job]
-            if done:
+            if work.process.lost is not None:
+                yield self._lost(job, work, work.process.lost)
+            elif done:
                 self.done.add(job)
                 yield Event("ended", job, work)
             else:
@@ -206,13 +194,13 @@ class Runner:
 
     def _end(self, requests: list[int]) -> None:
         """End all processes that are still there; at once if asked a second time."""
-        asked = max(1, len(requests))
+        asked, processes = max(1, len(requests)), [work.process for work in self.working.values()]
         for number in (signal.SIGTERM, signal.SIGKILL):
-            for work in self.working.values():
-                if not work.ended():
-                    work.process.stop(number)
+            for process in processes:
+                if process.poll() is None:
+                    process.stop(number)
             deadline = time.monotonic() + executors.GRACE
-            while not all(work.ended() for work in self.working.values()):
+            while any(process.poll() is None for process in processes):
                 if time.monotonic() > deadline or len(requests) > asked:
                     break
                 time.sleep(executors.POLL)
