@@ -474,7 +474,7 @@ class Classify(OnEmbeddings):
         """Predict, and write the table."""
         from unremix.report.classify import write_classified
 
-        written = write_classified(self.open(), self.labels, self.output, self.seed)[1]
+        written = write_classified(self.open(), self.labels, self.output, self.seed)
         _say(written, written.table, written.page)
 
 

@@ -15,7 +15,7 @@ from numbers import Integral, Real
 from os import PathLike
 from reprlib import Repr
 from types import NoneType, UnionType
-from typing import Any, Literal, Union, cast, get_args, get_origin, get_type_hints
+from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 import yaml
 
@@ -27,6 +27,8 @@ MOST_VALUES = 100_000  # of a YAML text, those that its aliases repeat counted e
 LONGEST_NUMBER = 400  # characters
 
 NUMBERS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
+
+Options = TypeVar("Options")  # a dataclass
 
 SHORT = Repr()  # a file may hold values of any size
 SHORT.maxstring = SHORT.maxother = 200
@@ -293,7 +295,7 @@ def check_types(options: Any, prefix: str = "", skip: tuple[str, ...] = ()) -> N
             raise kind(mismatch(f"{prefix}{name}", value, hint))
 
 
-def make_options(kind: type, values: Any, prefix: str = "") -> Any:
+def make_options(kind: type[Options], values: Any, prefix: str = "") -> Options:
     """A dataclass of options from values by name, its types and bounds checked.
 
     Args:
@@ -307,7 +309,7 @@ def make_options(kind: type, values: Any, prefix: str = "") -> Any:
         TypeError: For a value of another type.
     """
     given = dict(values if isinstance(values, Mapping) else vars(values))
-    names = [its.name for its in fields(kind)]
+    names = [its.name for its in fields(kind)]  # type: ignore[arg-type]
     for name in given:
         if name not in names:
             raise UnknownOptionError(str(name), names, prefix)

@@ -308,7 +308,7 @@ class TrainConfig:
                     own = values if owner.section else own | values
         prefix = f"{domain.section}." if domain.section else ""
         self._set("own", make_options(domain.options, own, prefix))
-        made = {
+        made: dict[str, Any] = {
             name: make_options(kind, parts.get(name, {}), f"{name}.")
             for name, kind in known.items()
         }

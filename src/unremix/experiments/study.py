@@ -124,7 +124,7 @@ def _read_stage(name: str, options: Mapping[str, Any]) -> Stage:
     best = options.get("best_of") or ()
     several = [best] if isinstance(best, Mapping) else best
     made = [make_options(BestOf, one, f"{prefix}best_of.") for one in several]
-    stage: Stage = make_options(Stage, {**options, "best_of": made}, prefix)
+    stage = make_options(Stage, {**options, "best_of": made}, prefix)
     if not (stage.factors or stage.arms or stage.best_of):
         raise ValueError(f"expected factors, arms or best_of in {where}, got none of them")
     for option, values in stage.factors.items():
@@ -144,7 +144,7 @@ def _read(path: str | Path, *, trust: bool) -> Study:
     for name in options["stages"]:
         check_name(str(name), f"the name of a stage in {path}")
     stages = {name: _read_stage(name, stage or {}) for name, stage in options["stages"].items()}
-    study: Study = make_options(Study, {**options, "stages": stages})
+    study = make_options(Study, {**options, "stages": stages})
     runs = sum(stage.most_arms * stage.rungs[-1] for stage in stages.values())
     if runs > MOST_RUNS:
         raise ValueError(

@@ -8,11 +8,10 @@ from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 
-from unremix.console.printing import markdown_table
 from unremix.experiments import tables
 from unremix.experiments.results import Record
 from unremix.experiments.study import Arm, Stage, Standing, group_of, name_of_arm
-from unremix.experiments.tables import Measure
+from unremix.experiments.tables import Grid, Measure
 from unremix.files.atomic_files import write_text
 from unremix.report.charts import Chart, Row, mean_line
 from unremix.report.figures import interval_chart, learning_curves, write_figure
@@ -79,12 +78,12 @@ def _against_every_other(records: Sequence[Record], measure: Measure) -> Iterato
     for name in names:
         rows = tables.table_rows(records, reference=name)
         columns.append([tables.difference_in(row, measure) for row in rows if not row.baseline])
-    numbers = [str(number) for number in range(1, len(names) + 1)]
     yield (
         f"Every setting against every other: {measure.heading}, the row minus the column, with the "
         "same seed. The intervals are not adjusted for their number."
     )
-    yield markdown_table(["setting", *numbers], list(zip(*columns, strict=True)), "--:")
+    headings = ["setting", *(str(number) for number in range(1, len(columns)))]
+    yield Grid(headings, list(map(list, zip(*columns, strict=True)))).to_markdown()
 
 
 def _metrics(records: Sequence[Record]) -> dict[str, list[list[Row]]]:
@@ -127,7 +126,7 @@ def audit_table(runs: Mapping[str, Sequence[Sequence[Row]]]) -> str:
 
     lines = [[name, *(cell(seeds, one) for one in columns)] for name, seeds in last.items()]
     headings = ["setting", *(one.heading for one in columns)]
-    return markdown_table(headings, lines, "--:") if columns else ""
+    return Grid(headings, lines).to_markdown() if columns else ""
 
 
 def _audit(standing: Standing, name: str, arms: Sequence[Arm], folder: Path) -> Iterator[str]:

@@ -155,13 +155,12 @@ def classify(
 
 def write_classified(
     source: Source, labels: str | Path, output: str | None = None, seed: int = 0
-) -> tuple[Predictions, Written]:
+) -> Written:
     """Predict all items of a source, and write the table and the page."""
     path = source.folder / "predictions.csv" if output is None else Path(output)
     if path.suffix != ".csv":
         raise ValueError(f"expected an output that ends in .csv, got {str(path)!r}; change it")
-    predictions = _predict(source, labels, seed)
-    return predictions, _write(source, predictions, path)
+    return _write(source, _predict(source, labels, seed), path)
 
 
 def _predict(source: Source, labels: str | Path | Mapping[str, str], seed: int) -> Predictions:

@@ -80,7 +80,7 @@ def test_the_heaviest() -> None:
 
 
 def test_some_gradients_are_of_both_views(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen = SeenBatch(None, torch.empty(0), torch.zeros(6), (), views()[:2], views()[2:])  # type: ignore[arg-type]
+    seen = SeenBatch(None, torch.empty(0), torch.zeros(6), views()[:2], views()[2:])  # type: ignore[arg-type]
     every = gradients_of(seen, "pseudo-label", 1.0)
     monkeypatch.setattr(in_a_batch, "MOST_VALUES", 4 * 4 * 5 + 1)
     assert torch.equal(gradients_of(seen, "pseudo-label", 1.0), every[[0, 4, 7, 11]])
@@ -92,7 +92,7 @@ def test_gradients_equal_autograd(kind: str, temperature: float) -> None:
     h = torch.randn(8, 5, generator=generator).double()
     layer = nn.Linear(5, 4).double()
     z = layer(h).detach()
-    seen = SeenBatch(None, torch.empty(0), torch.zeros(4), (), (z[:4], z[4:]), (h[:4], h[4:]))  # type: ignore[arg-type]
+    seen = SeenBatch(None, torch.empty(0), torch.zeros(4), (z[:4], z[4:]), (h[:4], h[4:]))  # type: ignore[arg-type]
     found = gradients_of(seen, kind, temperature)
     units = nn.functional.normalize(z, dim=1)
     for j in range(8):

@@ -59,15 +59,13 @@ TABLES: dict[str, Table] = {
 def _row(values: Mapping[str, Any], prefix: str) -> Row:
     table, row = values.get("published", (None, None))
     published = {} if table is None else TABLES[table].figures(row)
-    made: Row = make_options(Row, {**values, "published": published}, prefix)
-    return made
+    return make_options(Row, {**values, "published": published}, prefix)
 
 
 def _experiment(name: str, values: Mapping[str, Any]) -> Experiment:
     rows = [_row(row, f"{name}.rows.") for row in values.get("rows", ())]
     found = {**values, "name": name, "rows": rows, "make": MAKERS[values["make"]]}
-    made: Experiment = make_options(Experiment, found, f"{name}.")
-    return made
+    return make_options(Experiment, found, f"{name}.")
 
 
 EXPERIMENTS = {name: _experiment(name, values) for name, values in read_data("experiments").items()}

@@ -71,8 +71,7 @@ class Scale:
 
 def _scale(values: Mapping[str, Any], prefix: str) -> Scale:
     sources = [make_options(Source, one, f"{prefix}sources.") for one in values.get("sources", ())]
-    made: Scale = make_options(Scale, {**values, "sources": sources}, prefix)
-    return made
+    return make_options(Scale, {**values, "sources": sources}, prefix)
 
 
 def write_shards(folder: Path) -> None:
