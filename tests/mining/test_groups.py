@@ -60,6 +60,12 @@ def test_more_clusters_than_rows_are_refused() -> None:
         find_clusters(np.eye(4, dtype=np.float32), 5)
 
 
+def test_copies_in_more_clusters_than_there_are_different_rows_are_no_warning() -> None:
+    rows = np.eye(2, dtype=np.float32)[[0, 0, 1, 1]]
+    found = find_clusters(rows, 3)
+    assert [len(members) for members in found.members] == [2, 2]
+
+
 def test_a_cosine_above_one_is_refused() -> None:
     units = np.eye(3, dtype=np.float32)
     with pytest.raises(ValueError, match=r"threshold .* above -1, at most 1, got 1\.5"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from dataclasses import dataclass
 
 import numpy as np
@@ -162,7 +163,9 @@ def find_clusters(units: Floats, count: int | None = None, seed: int = 0) -> Clu
             f"expected 1 to {len(units)} clusters of as many rows, got {count}; ask for fewer"
         )
     kind = KMeans if len(units) <= FULL_KMEANS else MiniBatchKMeans
-    fitted = kind(count, random_state=seed, n_init=3).fit(units)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # fewer different rows than clusters: then some are empty
+        fitted = kind(count, random_state=seed, n_init=3).fit(units)
     centers = fitted.cluster_centers_
     centers = centers / np.maximum(np.linalg.norm(centers, axis=1, keepdims=True), 1e-12)
     sizes = np.bincount(fitted.labels_, minlength=count)

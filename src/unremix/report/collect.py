@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -162,14 +161,6 @@ def found_own(sample: Sample, importance: Importance) -> tuple[float, float]:
     return float(found), float(chance)
 
 
-def _clusters(units: Tensor) -> list[int]:
-    count = max(1, min(CLUSTERS, len(units) // 8))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # fewer different items than clusters: then some are empty
-        clusters: list[int] = find_clusters(units.numpy(), count).cluster.tolist()
-    return clusters
-
-
 def _queries(sample: Sample) -> list[int]:
     """Items whose neighbors are shown: one of each class, or some without labels."""
     if sample.labels is None:
@@ -246,7 +237,7 @@ def collect_sample(sample: Sample, unit: str) -> Stored:
         "names": [_cut(name) for name in sample.names],
         "labels": None if sample.labels is None else sample.labels.tolist(),
         "classes": None if sample.classes is None else [_cut(name) for name in sample.classes],
-        "clusters": _clusters(units) if sample.labels is None else None,
+        "clusters": None,
         "passages": None if sample.passages is None else sample.passages.tolist(),
         "projection": how,
         "weighting": how_weighted,
@@ -262,7 +253,10 @@ def collect_sample(sample: Sample, unit: str) -> Stored:
     if neighbors.shape[1]:
         about["closest"] = _closest(neighbors, cosines)
         about["outliers"] = cosines.mean(1).argsort(stable=True)[:OUTLIERS].tolist()
-    if sample.labels is not None:
+    if sample.labels is None:
+        count = max(1, min(CLUSTERS, len(units) // 8))
+        about["clusters"] = find_clusters(units.numpy(), count).cluster.tolist()
+    else:
         used, numbers = sample.labels.unique(return_inverse=True)
         about["voting"] = usual_neighbors(sample.labels, MOST_NEIGHBORS_VOTING)
         shares = knn_predict(units, numbers, k=about["voting"], temperature=0.1)
