@@ -327,6 +327,10 @@ def make_task(job: Job, folder: Folder, share: Share) -> Task:
     return Task.of(job, shared, {**carried, **share.variables}, os.getcwd())
 
 
+def _execute(task: Task) -> tuple[int, float]:
+    return task()
+
+
 class Ray:
     """Runs as tasks of Ray.
 
@@ -350,7 +354,7 @@ class Ray:
 
     def start(self, job: Job, folder: Folder, share: Share, place: int) -> Submitted:
         """Submit a task."""
-        task = self.ray.remote(lambda task: task()).options(
+        task = self.ray.remote(_execute).options(
             num_cpus=share.threads * job.processes,
             num_gpus=job.processes if share.gpus else 0,
             max_retries=0,  # the runner begins it again
