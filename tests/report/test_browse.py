@@ -174,7 +174,10 @@ def test_sentences_take_text(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     ("words", "message"),
     [
         (["--query", "nothing.png"], "expected a picture in the data, or the path of one, got"),
-        (["--query", "red/3.png", "-k", "0"], "expected k to be a whole number of at least 1, got 0; "),
+        (
+            ["--query", "red/3.png", "-k", "0"],
+            "expected k to be a whole number of at least 1, got 0",
+        ),
         (["--query", "red/3.png", "-o", "x.csv"], "expected a page that ends in .html, got"),
     ],
 )
