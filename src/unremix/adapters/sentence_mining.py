@@ -74,19 +74,19 @@ def mine_hard_negatives(
         cross_encoder: Scores the candidates, or any function of a list of pairs of texts does; its
             scores stand for the similarity in bounds, order, mix and output, with or without a
             bound.
-        range_min: So many of the most similar candidates are passed over.
+        range_min: How many of the most similar candidates to pass over.
         range_max: The last rank of a candidate. By default candidates are 10 per negative and at
             least 50, and more are looked for if these are too few.
         max_score: The largest similarity of a negative.
         min_score: The smallest.
-        absolute_margin: See :func:`unremix.mine_hard_negatives`, and so the next.
-        relative_margin: None for no margin.
+        absolute_margin: See :func:`unremix.mine_hard_negatives`.
+        relative_margin: See there; None for no margin.
         num_negatives: k.
         sampling_strategy: ``importance``, ``top`` or ``random``.
-        query_prompt_name: For embedding the anchors, and so the next.
-        query_prompt: Goes before ``query_prompt_name``.
-        corpus_prompt_name: For embedding the corpus, and so the next.
-        corpus_prompt: Goes before ``corpus_prompt_name``.
+        query_prompt_name: For embedding the anchors.
+        query_prompt: Likewise; takes precedence over ``query_prompt_name``.
+        corpus_prompt_name: For embedding the corpus.
+        corpus_prompt: Likewise; takes precedence over ``corpus_prompt_name``.
         include_positives: Whether positives are candidates too, as a reranker is evaluated. Then
             margins and ``duplicate_threshold`` do not apply, and the format is ``n-tuple``.
         output_format: ``triplet``, ``n-tuple``, ``labeled-pair`` or ``labeled-list``. An n-tuple
@@ -97,7 +97,7 @@ def mine_hard_negatives(
         verbose: Whether to print what was found and left out.
         cache_folder: Keeps embeddings, index and finished blocks.
         duplicate_threshold: The cosine from which a text is a near-duplicate of a positive.
-        components: What is mixed, see :func:`unremix.mine_hard_negatives`, and so the rest.
+        components: What is mixed; see :func:`unremix.mine_hard_negatives`, also for the rest.
         mix: λ.
         posterior_temperature: t.
         seed: Of ``random``.

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-MOST_KEPT = 100_000  # predictions of which it is kept whether each is right
+MOST_KEPT = 100_000  # predictions; of more, it is not kept which are right
 Z95 = 1.959963984540054  # of the normal distribution
 
 
@@ -26,8 +26,8 @@ class Accuracy:
         low: Lower end of the 95 % Wilson interval: what another draw of n test samples could give.
             It says nothing about another training run.
         high: Upper end.
-        right: Which predictions are right, a bit each, as hexadecimal digits; empty of more than
-            100,000.
+        right: One bit per prediction, 1 where it is right, as hexadecimal digits; empty for more
+            than 100,000 predictions.
 
     Example:
         >>> import torch
@@ -44,7 +44,7 @@ class Accuracy:
 
     @classmethod
     def of(cls, correct: Tensor) -> Accuracy:
-        """From whether each prediction is right, a boolean of shape (n,)."""
+        """The accuracy of n predictions, given which are right: boolean, shape (n,)."""
         count = correct.numel()
         value = int(correct.sum()) / count
         error = math.sqrt(value * (1 - value) / count)
@@ -83,15 +83,15 @@ def wilson_interval(value: float, count: int) -> tuple[float, float]:
 
 
 def agreement(first: Mapping[str, Any], second: Mapping[str, Any]) -> float:
-    """The correlation φ of two accuracies of the same samples; 0 if they do not say what is right.
+    """The correlation φ between two accuracies of the same samples.
 
-    With a samples that both predict right, b and c that only one does, and d that none does,
-    φ = (ad - bc) / √((a + b)(c + d)(a + c)(b + d)). A positive ad - bc is lowered by n/2, to 0 at
-    most: a few samples show little.
+    With a samples that both predict right, b and c that only one predicts right, and d that neither
+    does, φ = (ad - bc) / √((a + b)(c + d)(a + c)(b + d)). A positive ad - bc is reduced by n/2, but
+    not below 0, since a few samples show little. φ is 0 unless both record what is right.
 
     Args:
-        first: As :class:`Accuracy` names its fields.
-        second: Likewise.
+        first: The fields of an :class:`Accuracy`.
+        second: Those of the other.
 
     Example:
         >>> import torch

@@ -27,7 +27,7 @@ def _spread(score: Tensor, negatives: Tensor) -> float:
 
 
 def audit_columns(importance: Importance, labels: Tensor, k: int = 10) -> dict[str, float]:
-    """A batch as :func:`unremix.audit`, with the same arguments, sees it; the spread of each score.
+    """What :func:`unremix.audit` finds in a batch, and the spread of each score; same arguments.
 
     Returns:
         ``audit_false_negative_rate``, ``audit_matched_false_negative_rate``, ``audit_base_rate``,
@@ -45,7 +45,7 @@ def audit_columns(importance: Importance, labels: Tensor, k: int = 10) -> dict[s
 
 
 def gradient_columns(model: nn.Module) -> dict[str, float]:
-    """The norm of the latest gradient, clipped if it is, of each part: encoder, head, loss.
+    """The norm of the latest gradient, after any clipping, of each part: encoder, head, loss.
 
     The columns are ``audit_gradient_NAME``, for each part that has a gradient.
     """

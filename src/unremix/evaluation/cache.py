@@ -17,9 +17,9 @@ from unremix.files.seals import read_sealed, write_sealed
 def cached(
     runs: Path, options: Sequence[Any], tensors: Iterable[Tensor], measure: Callable[[], Any]
 ) -> Any:
-    """What was measured before, or is measured now; it can be written as JSON.
+    """A measurement from the cache, or else a new one, which is cached as JSON.
 
-    Options, as JSON has them, and tensors are all that the measurement depends on.
+    It must depend on nothing but the tensors and the options, which are written as JSON, too.
     """
     digest = fingerprint([json.dumps([unremix.__version__, *options]), *tensors])
     path = runs / ".cache" / f"untrained-{digest[:16]}.json"

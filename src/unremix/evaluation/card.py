@@ -62,7 +62,7 @@ def measures_of(result: Mapping[str, Any], prefix: str = "") -> dict[str, dict[s
 
 
 def subject_of(results: Mapping[str, Any]) -> str:
-    """Whose results a run is judged by: the average's, if there is one, or the trained encoder's.
+    """Which results a run is judged by: the average's, if there is one, else the trained encoder's.
 
     Example:
         >>> subject_of({"trained": {}, "blend": {}, "start": {}})
@@ -90,7 +90,7 @@ def in_percent(measure: Mapping[str, Any]) -> bool:
 
 
 def scale_of(measure: Mapping[str, Any]) -> tuple[int, int]:
-    """By what a measure is multiplied to be shown, and its digits after the point."""
+    """The factor and the number of decimals that a measure is shown with."""
     return (100, 1) if in_percent(measure) else (1, 3)
 
 

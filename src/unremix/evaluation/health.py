@@ -18,11 +18,11 @@ SHARPNESS = 2.0  # Wang and Isola's t
 
 # At a spread of 0.1 two samples have a cosine of about 1 - 0.1² = 0.99.
 COLLAPSED_SPREAD = 0.1
-# Healthy runs on ten classes of digits use 7 to 9 of 128 dimensions (6 %), spoilt ones under 4.
+# Healthy runs on ten classes of digits use 7 to 9 of 128 dimensions (6 %), collapsed ones under 4.
 LOW_RANK_SHARE = 0.03
 # Independent views are as far apart as two samples, a ratio of at least 1.
 UNALIGNED_RATIO = 0.9
-# Half of one measurement to the next is far more than the noise between batches.
+# A drop by half between two measurements is far larger than the noise between batches.
 SUDDEN_DROP = 0.5
 # Augmentation moves an embedding by far more than rounding does.
 IDENTICAL_VIEWS = 1e-6
@@ -67,7 +67,7 @@ MEANINGS = {
 
 
 def health_in_words(figures: Mapping[str, float]) -> list[str]:
-    """What was measured without labels, a line each with what it means.
+    """The measures that need no labels, one line each, with what they mean.
 
     Args:
         figures: By the names of :class:`Health`.

@@ -81,7 +81,7 @@ def plan_folds(
     inner_folds: int = 5,
     classes: Sequence[str] | None = None,
 ) -> FoldPlan:
-    """As many folds as asked for, or as the smallest class has samples for.
+    """As many folds as asked for, or as the smallest class allows.
 
     Every outer fold tests a sample of each class, and every inner fold chooses by one: a class too
     small for three folds in all cannot be evaluated and is left out.
@@ -139,7 +139,7 @@ def plan_folds(
 
 
 def _trained_on(size: int, folds: int) -> int:
-    """How many of a class of some size every outer fold leaves to train on, at least."""
+    """The least number of training samples that an outer fold leaves of a class of this size."""
     return size - -(-size // min(folds, size))
 
 

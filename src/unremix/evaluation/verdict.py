@@ -92,8 +92,8 @@ def verdict(card: Mapping[str, Any]) -> list[str]:
 
     Args:
         card: The card. Advice needs its ``batch_size``, ``epoch``, ``step`` and number of training
-            samples, and is left out where ``own_data`` is false. With fewer epochs than ``epochs``,
-            which were asked for, the time was up.
+            samples, and is left out if ``own_data`` is false. Training ran out of time if ``epoch``
+            is below ``epochs``, the number that was asked for.
 
     Example:
         >>> trained = {"knn": {"value": 0.9, "low": 0.88, "high": 0.92, "count": 1000}}
@@ -135,7 +135,7 @@ def verdict(card: Mapping[str, Any]) -> list[str]:
 
 
 def _without_labels(measured: Mapping[str, Mapping[str, float]]) -> str:
-    """What measures without labels say of an encoder and of the one that it started from."""
+    """What measures without labels say about an encoder and the one that it started from."""
     ours, start = measured[subject_of(measured)], measured["start"]
     said = (
         "Without labels nothing tells which encoder is better. Of the nearest neighbors, "

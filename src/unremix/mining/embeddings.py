@@ -276,7 +276,7 @@ def _csv_columns(path: Path) -> dict[str, NDArray[Any]]:
 
 
 def kept_embeddings(path: Path | None, compute: Callable[[], Any]) -> Floats:
-    """Embeddings (n, D) that were computed before, mapped from an ``.npy`` file, or are now kept.
+    """Embeddings (n, D), mapped from the ``.npy`` file that keeps them, or else computed and kept.
 
     Without a path, nothing is kept.
     """
@@ -321,7 +321,7 @@ def unit_rows(embeddings: NDArray[Any]) -> Floats:
 
 
 def digest_of(*parts: Any) -> str:
-    """A digest of arrays by their contents, of files by size and time, of others by their words."""
+    """A digest: of arrays by content, of mapped files by size and time, of others by their repr."""
     digest = hashlib.blake2b(digest_size=16)
     for part in parts:
         if isinstance(part, np.memmap) and part.filename is not None:

@@ -157,7 +157,7 @@ def highest_similarity(
 
 
 def text_key(text: str) -> str:
-    """What two texts share that differ in case and white space only.
+    """The same for texts that differ only in case and white space.
 
     Example:
         >>> text_key("  A man   runs. ")

@@ -29,7 +29,7 @@ LISTS_PER_ROOT = 4  # an IVF index has 4 √C lists
 PROBED = 16  # one list in 16 is searched
 TRAINED_ON = 40  # rows per list
 TRAINING_ROUNDS = 10
-GROWTH = 4  # by how much more is asked of faiss where too little remained
+GROWTH = 4  # times as many rows are asked of faiss where too few remained
 LARGEST_GROWTH = 16  # after which the rows are searched exactly
 
 Advance = Callable[[float], None]

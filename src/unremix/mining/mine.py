@@ -54,7 +54,7 @@ class Mined:
         scores: What each was chosen by: the mix of its scaled components, or the similarity;
             shape (A, k), NaN for missing negatives.
         similarity: s, the cosine of anchor and negative, or their score by the cross-encoder;
-            shape (A, k). So are the other similarities here.
+            shape (A, k). The same holds for the other similarities here.
         uncertainty: u, shape (A, k); NaN if it was no component.
         representativeness: r, shape (A, k); of the first negative over the pool, of the others
             over the negatives chosen before. NaN if it was no component.
@@ -182,9 +182,9 @@ def mine_hard_negatives(
         sampling: ``importance`` chooses by the mix; ``top`` takes the most similar rows of the
             pool, as :mod:`sentence_transformers` does; ``random`` draws from the pool.
         pool: P, rows to choose from, by default ``range_max``, or else 10 k and at least 50.
-        skip: So many of the most similar rows of a pool are passed over.
-        range_max: The pool, however it grows, ends with the row of this rank by similarity to the
-            anchor. Positives, the anchor and its text have no rank; rows above the margin have.
+        skip: How many of the most similar rows of a pool to pass over.
+        range_max: However far the pool grows, it ends with the row of this rank by similarity to
+            the anchor. Positives, the anchor and its text have no rank; rows above the margin have.
         include_positives: Whether the positives may be returned too, as a reranker is evaluated:
             neither the margins nor the rule of near-duplicates applies.
         cross_encoder: Takes a list of (anchor text, corpus text) and returns their scores, such as
