@@ -221,10 +221,8 @@ def typed(text: str, hint: Any) -> Any:
         >>> typed("[a.py, b.py]", tuple[str, ...]), typed("a.py", tuple[str, ...])
         (['a.py', 'b.py'], ['a.py'])
     """
-    if fits("", hint) and not _choices(hint):
-        others = [one for one in get_args(hint) if one not in (str, NoneType)]
-        if not others:
-            return None if text == "null" and fits(None, hint) else text
+    if fits("", hint) and set(get_args(hint)) <= {str, NoneType}:
+        return None if text == "null" and fits(None, hint) else text
     try:
         value = read_yaml(text)
     except ValueError:

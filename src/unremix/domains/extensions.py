@@ -38,12 +38,12 @@ def load_extensions(names: Iterable[str]) -> tuple[str, ...]:
     found = []
     for name in names:
         if name.endswith(".py"):
-            _import_file(Path(name).resolve())
-            found.append(str(Path(name).resolve()))
-            continue
-        what, remedy = "a module that can be imported", "a file ends in .py"
-        with sound(what, repr(name), remedy, ModuleNotFoundError):
-            import_module(name)
+            name = str(Path(name).resolve())
+            _import_file(Path(name))
+        else:
+            what, remedy = "a module that can be imported", "a file ends in .py"
+            with sound(what, repr(name), remedy, ModuleNotFoundError):
+                import_module(name)
         found.append(name)
     return tuple(found)
 

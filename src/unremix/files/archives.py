@@ -65,7 +65,7 @@ class Span(NamedTuple):
         wanted = min(self.size, limit)
         with open_file(self.path) as file:
             file.seek(self.offset)
-            return _whole(file.read(wanted), wanted)
+            return _exactly(file, wanted)
 
 
 class RemoteSpan(NamedTuple):
@@ -129,7 +129,7 @@ class ZipSpan(NamedTuple):
         _check_size(self.size, usual if most is None else most)
         wanted = min(self.size, limit)
         with self._open() as file:
-            return _whole(b"".join(_pieces(file, wanted)), wanted)
+            return _exactly(file, wanted)
 
     def fill(self, content: bytearray) -> None:
         """Read all of the unpacked bytes into an array of their size.
@@ -169,7 +169,9 @@ def fill(file: IO[bytes], content: bytearray) -> int:
     return place
 
 
-def _whole(data: bytes, wanted: int) -> bytes:
+def _exactly(file: IO[bytes], wanted: int) -> bytes:
+    """The next bytes of a file, so many."""
+    data = b"".join(_pieces(file, wanted))
     if len(data) < wanted:
         raise Unusable("truncated")
     return data
@@ -295,7 +297,7 @@ class BoundedTar:
         """
         _check_size(member.size, most)
         self.guard.file.seek(member.offset_data)
-        return _whole(b"".join(_pieces(self.guard.file, member.size)), member.size)
+        return _exactly(self.guard.file, member.size)
 
 
 def open_maybe_packed(path: Path, packed: bool) -> IO[bytes]:

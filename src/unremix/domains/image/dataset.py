@@ -1,7 +1,7 @@
 """Images from the files a user has, as batches of one size.
 
 :func:`load_images` reads every format into the same three steps: find the images and their labels
-(``arrays.py``, ``folders.py``), agree on one size and number of channels, and put them into a store
+(``reading.py``), agree on one size and number of channels, and put them into a store
 that is decoded once (:class:`CachedImages`), on demand (:class:`LazyImages`), or shard by shard
 (:class:`StreamedImages`).
 """

@@ -181,7 +181,7 @@ def write_onnx(encoder: nn.Module, facts: dict[str, Any], path: Path) -> ExportN
     model = FromBytes(encoder.float(), facts["mean"], facts["std"]).eval()
 
     def write(file: Path) -> None:
-        with ExitStack() as quiet:  # it talks about itself, and of packages that are not needed
+        with ExitStack() as quiet:  # it reports on itself, and on packages that are not needed
             logger = logging.getLogger("torch.onnx")
             quiet.callback(logger.setLevel, logger.level)
             logger.setLevel(logging.ERROR)

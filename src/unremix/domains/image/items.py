@@ -48,8 +48,7 @@ def read_items(items: Any, *, channels: int, size: int) -> Tensor:
         raise ValueError(f"expected {ACCEPTED}, got {got}")
     if isinstance(items, Image.Image):
         raise ValueError(f"expected {ACCEPTED}, got one PIL image; pass it in a list")
-    if isinstance(items, Tensor):
-        items = items.detach().cpu().numpy()
+    items = _as_numpy(items)
     if isinstance(items, np.ndarray) and items.dtype.kind not in "OUS":
         if items.dtype == np.uint8 and items.shape[1:] == (channels, size, size):
             return torch.from_numpy(np.ascontiguousarray(items))
@@ -72,6 +71,11 @@ def read_items(items: Any, *, channels: int, size: int) -> Tensor:
     return torch.stack(pictures) if pictures else empty
 
 
+def _as_numpy(value: Any) -> Any:
+    """A tensor as an array; all else as it is."""
+    return value.detach().cpu().numpy() if isinstance(value, Tensor) else value
+
+
 def _opened(item: Any, place: int) -> str | Path | Image.Image:
     """A path, or an image that may be changed."""
     if isinstance(item, str | Path):
@@ -80,8 +84,7 @@ def _opened(item: Any, place: int) -> str | Path | Image.Image:
         copy = item.copy()  # decoding turns and shrinks an image in place
         copy.format = item.format
         return copy
-    if isinstance(item, Tensor):
-        item = item.detach().cpu().numpy()
+    item = _as_numpy(item)
     if isinstance(item, np.ndarray):
         return Image.fromarray(np.ascontiguousarray(image_array(item[None], f"picture {place}")[0]))
     raise ValueError(
@@ -102,8 +105,7 @@ def holds(items: Any) -> bool:
 
 def write(items: Any, classes: Sequence[Any] | None, path: Path) -> Path:
     """Write pictures in memory: as an .npz, or as files of a folder if their sizes differ."""
-    if isinstance(items, Tensor):
-        items = items.detach().cpu().numpy()
+    items = _as_numpy(items)
     if not isinstance(items, np.ndarray):
         opened = [_opened(item, place) for place, item in enumerate(items)]
         pictures = [one if isinstance(one, Image.Image) else Image.open(one) for one in opened]

@@ -356,7 +356,12 @@ def cut(run: Trained, source: Any, rows: int) -> Cut:
         limit=config.limit if source is None else None,
         validation=config.validation if source is None else None,
     )
-    pieces = [ImagePiece(split) for split in _pieces(found.splits, rows)]
+    known = all(split.labels is not None for split in found.splits)
+    pieces = []
+    for split in found.splits:
+        labels = split.labels if known else None
+        alike = replace(split, labels=labels, classes=found.splits[0].classes)
+        pieces += [ImagePiece(alike.keep(some)) for some in ranges(len(split.names), rows)]
     identity = (one for piece in pieces for one in _identity(piece.split))
     return Cut(pieces, identity, found.skipped)
 
@@ -378,16 +383,6 @@ def _version(file: str | RemoteFile) -> str:
         return Path(file).parent.name  # made of its URL, size and tag
     status = os.stat(file)
     return f"{status.st_size} {status.st_mtime_ns}"
-
-
-def _pieces(splits: Sequence[Split], rows: int) -> Iterator[Split]:
-    """At most so many images each, those for training first."""
-    known = all(split.labels is not None for split in splits)
-    for split in splits:
-        for some in ranges(len(split.names), rows):
-            piece = split.keep(some)
-            labels = piece.labels if known else None
-            yield replace(piece, labels=labels, classes=splits[0].classes)
 
 
 def _facts(run: Trained, data: ImageData) -> dict[str, Any]:
