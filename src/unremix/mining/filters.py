@@ -12,9 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
-from unremix.core.precision import noise
 from unremix.mining.embeddings import AT_ONCE, Floats, Integers, unit_rows
 
 REASONS = {
@@ -208,20 +206,3 @@ def forbidden_rows(
         counts[reason] = np.bincount(further // corpus, minlength=len(own))
         pairs = np.union1d(pairs, further)
     return Lists(pairs // corpus, pairs % corpus, len(own)), counts
-
-
-def near_duplicates(pool: Tensor, positives: Tensor, threshold: float) -> Tensor:
-    """Which rows of the pools are near-duplicates of a positive, boolean, shape (B, P).
-
-    Pools (B, P, D) and positives (B, p, D) are of length 1; missing positives are 0.
-    """
-    return torch.bmm(pool, positives.transpose(1, 2)).amax(2) >= threshold
-
-
-def copies(products: Tensor, valid: Tensor) -> Tensor:
-    """Which rows of the pools equal a row before them, boolean, shape (B, P).
-
-    By the products of a pool's rows (B, P, P), among those that are valid (B, P).
-    """
-    equal = products >= 1 - noise(products)
-    return (equal & valid[:, None, :]).tril(-1).any(2) & valid

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from unremix.console.quantities import counted
 from unremix.core.checks import check_choice, check_count, check_number
+from unremix.core.precision import noise
 from unremix.core.scores import COMPONENTS, PAPER_COMPONENTS
 from unremix.files.atomic_files import write_arrays
 from unremix.files.npz import read_arrays
@@ -23,10 +24,8 @@ from unremix.mining.filters import (
     REASONS,
     Lists,
     as_lists,
-    copies,
     forbidden_rows,
     highest_similarity,
-    near_duplicates,
     similarity_of_pairs,
 )
 from unremix.mining.index import GROWTH, Advance, Allowed, Index, Kind, make_index
@@ -449,14 +448,13 @@ class Miner:
         choice, corpus = self.choice, self.index.corpus
         pool = torch.from_numpy(_gather(corpus, rows))  # (B, P, D)
         valid = torch.from_numpy(rows >= 0)
-        positives = self.positives.padded(numbers)
-        duplicate = near_duplicates(
-            pool, torch.from_numpy(_gather(corpus, positives)), choice.duplicate_threshold
-        )
-        duplicate &= valid
-        valid &= ~duplicate
+        positives = torch.from_numpy(_gather(corpus, self.positives.padded(numbers)))  # (B, p, D)
+        near = torch.bmm(pool, positives.transpose(1, 2)).amax(2) >= choice.duplicate_threshold
+        duplicate = near & valid
+        valid &= ~near
         products = torch.bmm(pool, pool.transpose(1, 2))  # (B, P, P)
-        copy = copies(products, valid)
+        equal = (products >= 1 - noise(products)) & valid[:, None, :]
+        copy = equal.tril(-1).any(2) & valid  # of a row before it
         valid &= ~copy
         if choice.skip:
             valid &= valid.cumsum(1) > choice.skip
