@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from huggingface_hub import ModelHubMixin
     from typing_extensions import Self
 
+NAME = "user/name"
+CARD = Path(__file__).with_name("training") / "templates" / "model_card.md.jinja"
 # What makes a run: its options, the shape of its data, the weights, what was measured.
 FILES = ("config.yaml", "shape.json", "encoder.safetensors", "evaluation.json")
 
@@ -135,10 +137,6 @@ def _hub() -> Any:
     return huggingface_hub
 
 
-NAME = "user/name"
-CARD = Path(__file__).with_name("training") / "templates" / "model_card.md.jinja"
-
-
 def _on_the_hub(run: SharedRun, name: str = NAME) -> ModelHubMixin:
     """The run as the Hub's library knows models, under a name."""
     hub = _hub()
@@ -170,8 +168,8 @@ def model_card(run: Run, name: str = NAME) -> str:
     """
     config, card = run.config, run.evaluation or {}
     named = ("recipe", "backbone", "epochs", "batch_size", "lr", "temperature", "seed")
-    options = [(option, getattr(config, option, None)) for option in named]
-    known = [[option, f"`{value}`"] for option, value in options if value is not None]
+    options = {name: getattr(config, name, None) for name in named}
+    known = [[name, f"`{value}`"] for name, value in options.items() if value is not None]
     verdict = card.get("verdict") or []
     return fill(
         CARD,

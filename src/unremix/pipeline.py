@@ -47,20 +47,14 @@ class OpenRun(SharedRun):
         ]  # fmt: skip
 
     def __repr__(self) -> str:
-        measured = self._measured()
-        found = f"; {measured}" if measured else ""
-        config = self.config
-        return (
-            f"<run {self.path}: {config.composed_name} on {config.data}, "
-            f"{self.domain.describe(config, self.shape)}{found}>"
-        )
-
-    def _measured(self) -> str:
-        """The first measure of the encoder that the run keeps, in words."""
-        card = self.evaluation or {}
+        config, card = self.config, self.evaluation or {}
         results = card.get("results") or {}
         measures = measures_of(results.get(card.get("kept", "trained"), {}))
-        return next((f"{label_of(name)} {shown(one)}" for name, one in measures.items()), "")
+        first = [f"; {label_of(name)} {shown(one)}" for name, one in measures.items()][:1]
+        encoder = self.domain.describe(config, self.shape)
+        return (
+            f"<run {self.path}: {config.composed_name} on {config.data}, {encoder}{''.join(first)}>"
+        )
 
     def _repr_html_(self) -> str:
         card = self.evaluation or {}

@@ -28,7 +28,7 @@ from unremix.files.fingerprint import fingerprint
 from unremix.training import preparation
 from unremix.training.building import build_model
 from unremix.training.checkpoints import read_checkpoint, write_checkpoint
-from unremix.training.initialization import read_weights
+from unremix.training.finding import read_weights
 from unremix.training.preparation import locked, prepare
 from unremix.training.run import Run
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 
@@ -31,12 +30,9 @@ def mine_on_ray(miner: Miner, parts: Sequence[slice], _: Advance) -> Iterator[tu
     if isinstance(miner.index, ExactIndex):  # a mapped file is this machine's alone
         miner = replace(miner, index=ExactIndex(np.asarray(miner.index.corpus)))
     shared = connect().put(miner)
-    yield from ray_map(_maker(shared), parts)
 
-
-def _maker(shared: Any) -> Callable[[], Callable[[slice], Block]]:
     def make() -> Callable[[slice], Block]:
-        miner: Miner = connect().get(shared)
-        return lambda part: miner.mine(part, lambda _: None)
+        there: Miner = connect().get(shared)
+        return lambda part: there.mine(part, lambda _: None)
 
-    return make
+    yield from ray_map(make, parts)

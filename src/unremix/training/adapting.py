@@ -127,9 +127,8 @@ def neighbors_kept(first: Tensor, second: Tensor, k: int = NEIGHBORS) -> float:
     found = []
     for features in (first, second):
         units = normalize(features.float())[0]
-        nearest = (units @ units.T).fill_diagonal_(-torch.inf).topk(k).indices
-        found.append(torch.zeros(len(units), len(units), dtype=torch.bool).scatter_(1, nearest, 1))
-    return float((found[0] & found[1]).sum() / (k * len(first)))
+        found.append((units @ units.T).fill_diagonal_(-torch.inf).topk(k).indices)
+    return float((found[0][:, :, None] == found[1][:, None]).sum() / (k * len(first)))
 
 
 def views_found(first: Tensor, second: Tensor) -> float:

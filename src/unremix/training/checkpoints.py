@@ -13,7 +13,8 @@ import json
 import math
 import os
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any, BinaryIO, cast
@@ -38,6 +39,7 @@ CONTENTS = {
     "seconds": float, "record": dict, "optimizer": dict,
 }  # fmt: skip
 NEEDED = {"step", "rows", "model"}
+MISMATCH = "its checksum does not match"
 LAST_RECORD = b"PK\x05\x06"  # of a zip; 22 bytes without a comment
 
 
@@ -66,24 +68,31 @@ def read_checkpoint(
         FileNotFoundError: If there is none.
         DamagedError: If it is not what was written.
     """
-    try:
-        with open_file(path, inside=inside) as file:
-            if file.read(len(ARCHIVE)) == ARCHIVE:
-                state: Any = _read_archive(file, path, trust=trust)
-            else:
-                tensors, texts = _read_tensors(path)
-                if texts.get("sha256") != _digest(texts["state"], tensors):
-                    raise ValueError("its checksum does not match")
-                state = _from_json(json.loads(texts["state"]), tensors)
-    except FileNotFoundError:
-        raise
-    except UnpicklingError as error:  # torch's text would have it loaded with its code
-        raise DamagedError(f"{path} cannot be read (it holds more than numbers)") from error
-    except Exception as error:  # what damaged files raise has no base of its own
-        raise DamagedError(f"{path} cannot be read ({_first_line(error)})") from error
+    with _damage_named(path), open_file(path, inside=inside) as file:
+        if file.read(len(ARCHIVE)) == ARCHIVE:
+            state: Any = _read_archive(file, path, trust=trust)
+        else:
+            tensors, texts = _read_tensors(path)
+            if texts.get("sha256") != _digest(texts["state"], tensors):
+                raise ValueError(MISMATCH)
+            state = _from_json(json.loads(texts["state"]), tensors)
     if not _is_checkpoint(state):
         raise DamagedError(f"{path} is not a checkpoint of unremix")
     return cast(dict[str, Any], state)
+
+
+@contextmanager
+def _damage_named(path: Path) -> Iterator[None]:
+    """Whatever is raised within, unless there is no file, means that the file is damaged."""
+    try:
+        yield
+    except FileNotFoundError:
+        raise
+    except Exception as error:  # what damaged files raise has no base of its own
+        why = (str(error).strip() or type(error).__name__).splitlines()[0][:200]
+        if isinstance(error, UnpicklingError):  # torch's text would have it loaded with its code
+            why = "it holds more than numbers"
+        raise DamagedError(f"{path} cannot be read ({why})") from error
 
 
 def is_checkpoint(path: Path) -> bool:
@@ -140,12 +149,11 @@ def _read_archive(file: BinaryIO, path: Path, *, trust: bool) -> Any:
 
 def _is_checkpoint(state: Any) -> bool:
     """Whether all that a training continues from is of the type that it writes."""
-    if not isinstance(state, dict) or not state.keys() >= NEEDED:
-        return False
-    if not all(fits(state[name], kind) for name, kind in CONTENTS.items() if name in state):
-        return False
     return (
-        state["step"] >= 0
+        isinstance(state, dict)
+        and state.keys() >= NEEDED
+        and all(fits(state[name], kind) for name, kind in CONTENTS.items() if name in state)
+        and state["step"] >= 0
         and all(fits(value, float) for row in state["rows"] for value in row.values())
         and all(math.isfinite(row.get("epoch", math.nan)) for row in state["rows"])
         and all(isinstance(name, str) and _is_plain(one) for name, one in state["model"].items())
@@ -173,18 +181,13 @@ def _verify(file: BinaryIO) -> bool:
         raise ValueError("its checksum is missing")
     file.seek(0)
     if comment != MARK + feed(hashlib.sha256(), file, size - COMMENT).hexdigest().encode():
-        raise ValueError("its checksum does not match")
+        raise ValueError(MISMATCH)
     return True
 
 
-def digest_of(weights: Mapping[str, Tensor]) -> str:
-    """SHA-256 over names, types, shapes and numbers of tensors."""
-    return fingerprint(part for name in sorted(weights) for part in (name, weights[name]))
-
-
-def digest_of_texts(texts: Mapping[str, str]) -> str:
-    """SHA-256 over names and texts."""
-    return fingerprint(part for name in sorted(texts) for part in (name, texts[name]))
+def digest_of(values: Mapping[str, Tensor] | Mapping[str, str]) -> str:
+    """SHA-256 over names, and over texts or the types, shapes and numbers of tensors."""
+    return fingerprint(part for name in sorted(values) for part in (name, values[name]))
 
 
 def read_safetensors(
@@ -199,16 +202,12 @@ def read_safetensors(
     Raises:
         DamagedError: If it is not what was written.
     """
-    try:
+    with _damage_named(path):
         weights, texts = _read_tensors(checked(path, inside=inside))
-    except FileNotFoundError:
-        raise
-    except Exception as error:
-        raise DamagedError(f"{path} cannot be read ({_first_line(error)})") from error
-    facts = texts.pop("facts_sha256", None)  # earlier versions wrote none
-    sound = texts.pop("sha256", None) in (None, digest_of(weights))
-    if not sound or facts not in (None, digest_of_texts(texts)):
-        raise DamagedError(f"{path} cannot be read (its checksum does not match)")
+        facts = texts.pop("facts_sha256", None)  # earlier versions wrote none
+        sound = texts.pop("sha256", None) in (None, digest_of(weights))
+        if not sound or facts not in (None, digest_of(texts)):
+            raise ValueError(MISMATCH)
     return weights, texts
 
 
@@ -259,7 +258,3 @@ def check_embeddings(embeddings: Tensor, *, normalize: bool = False) -> Tensor:
             "rows; the encoder has diverged, or its input is broken: train again with a lower --lr"
         )
     return functional.normalize(embeddings, dim=1) if normalize else embeddings
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0][:200]

@@ -20,7 +20,7 @@ from unremix.console.templates import fill
 from unremix.domains import DOMAINS, find_domain
 from unremix.domains.base import CODE_START, TEXTS, to_texts
 from unremix.files.atomic_files import read_text, write_bytes, write_text
-from unremix.training.checkpoints import digest_of, digest_of_texts
+from unremix.training.checkpoints import digest_of
 from unremix.training.run import Run
 
 Format = Literal["safetensors", "torchvision", "onnx"]
@@ -75,7 +75,7 @@ def write_weights(facts: dict[str, Any], encoder: nn.Module, path: Path) -> None
     """Write an encoder's weights as safetensors, with facts about it as metadata."""
     weights = {name: tensor.contiguous().cpu() for name, tensor in encoder.state_dict().items()}
     texts = to_texts(facts)
-    texts |= {"sha256": digest_of(weights), "facts_sha256": digest_of_texts(texts)}
+    texts |= {"sha256": digest_of(weights), "facts_sha256": digest_of(texts)}
     data = save(weights, metadata=texts)  # safetensors' save_file makes its own temporary file
     write_bytes(path, data)
 
@@ -125,12 +125,10 @@ def export_encoder(
         if said.code is not None:
             code = _write_beside(path, f"{_stem(path)}_model.py", CODE_START, said.code)
         note = said.note and said.note.format(code=code and code.name)
-    start = '{\n  "made_by": "unremix '
-    text = json.dumps(facts, indent=2) + "\n"
+    text, start = json.dumps(facts, indent=2) + "\n", '{\n  "made_by": "unremix '
     preprocess = _write_beside(path, "preprocess.json", start, text)
-    page = _readme(facts, path, code)
-    beside = (preprocess, _write_beside(path, "README.md", README_START, page))
-    return Export(path, beside if code is None else (*beside, code), note)
+    readme = _write_beside(path, "README.md", README_START, _readme(facts, path, code))
+    return Export(path, tuple(filter(None, (preprocess, readme, code))), note)
 
 
 def _stem(path: Path) -> str:

@@ -73,7 +73,7 @@ class Training:
         prepared: The model, its options and data, the run's folder, and a checkpoint if any.
         observe: What to measure at an epoch's end, in the first process.
         progress: Shows progress.
-        stop: Notes requests to stop; None leaves Ctrl-C as it is.
+        stop: Notes requests to stop.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class Training:
         prepared: Prepared,
         observe: Observer,
         progress: Progress,
-        stop: StopRequest | None = None,
+        stop: StopRequest,
     ) -> None:
         self.fabric, self.observe, self.progress, self.stop = fabric, observe, progress, stop
         self.prepared, self.run, self.config = prepared, prepared.run, prepared.config
@@ -189,8 +189,7 @@ class Training:
             if self.fabric.world_size == 1:
                 self.save()
             again = resume_command(str(self.run.path), trust=bool(self.config.code))
-            remedy = f"resume with: {again}"
-            raise type(error)(f"{error}; {remedy}") from error
+            raise type(error)(f"{error}; resume with: {again}") from error
 
     def _read(self, step: int) -> tuple[Tensor, Any]:
         """The samples of a step, by indices (N,); what later steps use is asked for."""
@@ -270,8 +269,8 @@ class Training:
                 self.fabric.backward(loss)
         with self._stage("optimizer"):
             self._update()
-        asked = self.stop is not None and self.stop.asked
-        numbers = torch.stack([loss.detach().double(), loss.new_tensor(asked).double()])
+        asked = loss.new_tensor(self.stop.asked)
+        numbers = torch.stack([loss.detach().double(), asked.double()])
         mean = self.fabric.all_reduce(numbers, reduce_op="mean")
         assert isinstance(mean, Tensor)
         value, anywhere = mean.tolist()
@@ -288,10 +287,9 @@ class Training:
         self.prepared.begun = True
         self.progress.stepped(self, value)
         within = self.step % self.steps_per_epoch
-        if config.log_every is not None and within and within % config.log_every == 0:
+        if config.log_every and within and within % config.log_every == 0:
             self._add_row(self.step / self.steps_per_epoch)
-        every = config.checkpoint_every
-        if every is not None and self.step % every == 0 and within:
+        if config.checkpoint_every and within and self.step % config.checkpoint_every == 0:
             self.save()
 
     def _update(self) -> None:
@@ -308,7 +306,7 @@ class Training:
         """End the training, whose checkpoint is written; on SLURM, queue the job again if asked."""
         if not self.fabric.is_global_zero:
             raise KeyboardInterrupt
-        if self.stop is not None and self.stop.requeue:
+        if self.stop.requeue:
             requeue()
         raise KeyboardInterrupt(str(self.run.path))
 
@@ -345,9 +343,8 @@ class Training:
 
     def _count_time(self) -> None:
         """Add the time since it was last counted."""
-        now = time.perf_counter()
-        self.seconds += now - self.since
-        self.since = now
+        before, self.since = self.since, time.perf_counter()
+        self.seconds += self.since - before
 
     def _end_epoch(self) -> None:
         """Observe, write a row of metrics, save; stop if the time is up, or at too many changes."""
@@ -425,18 +422,12 @@ def _launched(config: TrainConfig, run: Run) -> Fabric:
         logging.getLogger(name).setLevel(logging.WARNING)
     devices, machines = _places(config)
     strategy: Strategy | str = "auto"
-    precision = precision_of(config)
-    if devices * machines > 1:
-        patience = timedelta(minutes=config.timeout_minutes)
-        if config.strategy == "fsdp":
-            strategy = ModelParallelStrategy(
-                shard,
-                data_parallel_size=devices * machines,
-                tensor_parallel_size=1,
-                timeout=patience,
-            )
-        else:
-            strategy = DDPStrategy(timeout=patience)
+    precision, patience = precision_of(config), timedelta(minutes=config.timeout_minutes)
+    processes = devices * machines
+    if processes > 1 and config.strategy == "fsdp":
+        strategy = ModelParallelStrategy(shard, processes, 1, timeout=patience)
+    elif processes > 1:
+        strategy = DDPStrategy(timeout=patience)
     fabric = Fabric(
         accelerator=config.accelerator,
         devices=devices,
@@ -459,7 +450,8 @@ def _launched(config: TrainConfig, run: Run) -> Fabric:
             "machines reach each other, or raise --timeout_minutes"
         ) from error
     if fabric.world_size > 1:
-        atexit.register(_leave)
+        # The threads of the process group, still running, would abort the process at its end.
+        atexit.register(lambda: dist.destroy_process_group() if dist.is_initialized() else None)
         # Watched here because Lightning would silently kill this process, too.
         children: list[subprocess.Popen[bytes]] = getattr(fabric.strategy.launcher, "procs", [])
         thread = threading.Thread(target=_watch, args=(list(children), run.path), daemon=True)
@@ -520,12 +512,6 @@ def _is_lost(error: RuntimeError) -> bool:
     return isinstance(error, dist.DistError) or "gloo/transport" in str(error)
 
 
-def _leave() -> None:
-    """Leave the process group: its threads, still running, would abort the process at its end."""
-    if dist.is_initialized():
-        dist.destroy_process_group()
-
-
 def keep(run: Run, encoder: nn.Module, kind: str) -> None:
     """Write an encoder as that of a run: as ``trained``, or which other one it is."""
     facts = export_facts(run, encoder) | ({} if kind == "trained" else {"kept": kind})
@@ -533,9 +519,7 @@ def keep(run: Run, encoder: nn.Module, kind: str) -> None:
     run.trained = encoder
 
 
-def fit(
-    prepared: Prepared, observe: Observer, progress: Progress, stop: StopRequest | None = None
-) -> bool:
+def fit(prepared: Prepared, observe: Observer, progress: Progress, stop: StopRequest) -> bool:
     """Train from the prepared state to the last epoch, and save the encoder.
 
     Returns:

@@ -60,12 +60,8 @@ class LARS(Optimizer):
                 if parameter.dim() > 1:
                     update = update.add(parameter, alpha=group["weight_decay"])
                     size, slope = parameter.norm(), update.norm()
-                    scale = torch.where(
-                        (size > 0) & (slope > 0),
-                        group["trust"] * size / slope,
-                        torch.ones_like(size),
-                    )
-                    update = update * scale
+                    scale = group["trust"] * size / slope
+                    update = update * torch.where((size > 0) & (slope > 0), scale, 1.0)
                 state = self.state[parameter]
                 if "momentum" not in state:
                     state["momentum"] = torch.zeros_like(parameter)
@@ -106,10 +102,8 @@ def make_optimizer(
     # Fused, one sweep over all parameters in place of a dozen; on a GPU it is torch's default.
     on_cpu = all(parameter.device.type == "cpu" for parameter in model.parameters())
     fused = True if on_cpu else None
-    if name == "adam":
-        return Adam(groups, lr=lr, fused=fused)
-    if name == "adamw":
-        return AdamW(groups, lr=lr, fused=fused)
+    if name in ("adam", "adamw"):
+        return (Adam if name == "adam" else AdamW)(groups, lr=lr, fused=fused)
     if name == "sgd":
         divided = any(isinstance(parameter, DTensor) for parameter in model.parameters())
         return SGD(groups, lr=lr, momentum=0.9, fused=None if divided else fused)
@@ -148,11 +142,8 @@ def restore_optimizer(optimizer: Optimizer, state: dict[str, Any]) -> None:
             wanted = torch.Size() if name == "step" else parameter.shape
             if value is None and name == "momentum_buffer":  # of a parameter without gradient
                 continue
-            if (
-                not isinstance(value, Tensor)
-                or value.shape != wanted
-                or value.layout != torch.strided
-            ):
+            whole = isinstance(value, Tensor) and value.layout == torch.strided
+            if not whole or value.shape != wanted:
                 raise ValueError(f"{name} that does not fit its parameter")
             if name != "step" and not isinstance(parameter, DTensor):
                 # A tensor may show a few numbers as many; kernels take all to be there.

@@ -36,8 +36,7 @@ from unremix.training.building import (
 )
 from unremix.training.compiling import FEWEST
 from unremix.training.export import export_facts, write_weights
-from unremix.training.finding import ready_encoder
-from unremix.training.initialization import find_weights, initialize
+from unremix.training.finding import find_weights, initialize, ready_encoder
 from unremix.training.ready import ReadyEncoder
 from unremix.training.record import differences, make_record
 from unremix.training.run import STARTED, Run
@@ -154,9 +153,7 @@ def check_machine(config: TrainConfig) -> None:
             "use as many as it has cores or GPUs"
         )
     needed = {"lightning": ("lightning", 'pip install "unremix[train]"')}
-    needed |= {
-        logger: (f"--loggers {logger}", f"pip install {logger}") for logger in config.loggers
-    }
+    needed |= {name: (f"--loggers {name}", f"pip install {name}") for name in config.loggers}
     for package, (what, command) in needed.items():
         if importlib.util.find_spec(package) is None:
             raise ImportError(f"expected {package} to be installed for {what}, got none; {command}")
@@ -198,7 +195,6 @@ def check(config: TrainConfig) -> None:
     with torch.random.fork_rng(devices=[]):
         composition.make_loss()
         if composition.parts["framework"] not in domain.frameworks:
-            # The parts together, around layers of size 1: the data decide the real ones.
             framework = _around_nothing(composition, domain.sizes)
     if config.audit_every is not None and not composition.has_weights:
         raise ValueError(
@@ -213,7 +209,10 @@ def check(config: TrainConfig) -> None:
 
 
 def _around_nothing(composition: Composition, sizes: str) -> Framework:
-    """The parts together, around layers of size 1; without numbers, if they can do without."""
+    """The parts together, without numbers if they can do without.
+
+    They are put around layers of size 1: the data decide the real ones.
+    """
 
     def make() -> Framework:
         return composition.make_framework(nn.Linear(1, 1), nn.Sequential(nn.Linear(1, 1)))
@@ -282,11 +281,8 @@ def _resumed(config: TrainConfig) -> tuple[Run, TrainConfig, dict[str, Any] | No
     # A run that was stopped before its first checkpoint begins again, under its options. The other
     # processes get the checkpoint from the first: they might find another one, or none.
     state = run.load_checkpoint() if run.has_checkpoint and _is_first_process() else None
-    longer = {
-        name: getattr(config, name)
-        for name in config.given.intersection(EXTENDED)
-        if getattr(config, name) != getattr(run.config, name)
-    }
+    asked = {name: getattr(config, name) for name in config.given.intersection(EXTENDED)}
+    longer = {name: one for name, one in asked.items() if one != getattr(run.config, name)}
     done = int(state["rows"][-1]["epoch"]) if state is not None and state["rows"] else 0
     if longer.get("epochs", done) < done:
         raise ValueError(
@@ -295,12 +291,9 @@ def _resumed(config: TrainConfig) -> tuple[Run, TrainConfig, dict[str, Any] | No
         )
     if state is not None and longer.keys() - {"threads"}:
         state["stopped"] = False  # by max_minutes
-    runs = str(run.path.parent)  # wherever the folder is now
-    return (
-        run,
-        replace(run.config, progress=config.progress, profile=config.profile, runs=runs, **longer),
-        state,
-    )
+    longer |= {"progress": config.progress, "profile": config.profile}
+    # Wherever the folder is now.
+    return run, replace(run.config, runs=str(run.path.parent), **longer), state
 
 
 def _check_record(
@@ -312,8 +305,7 @@ def _check_record(
             f"expected the data that {run.path} was trained on, got others from "
             f"{run.config.data!r}; restore them, or add --allow_changed_data"
         )
-    changed = differences(earlier, now)
-    if changed:
+    if changed := differences(earlier, now):
         warnings.warn(
             f"{run.path} resumes with {changed}: its results may differ in the last bits from "
             "those of a run that was never stopped",
@@ -420,15 +412,12 @@ def _prepare(config: TrainConfig, locks: ExitStack) -> Prepared:
         if config.compile == "auto" and config.epochs * domain.steps(data, config) < FEWEST:
             config = replace(config, compile=False)
     record = make_record(domain.fingerprint(data), config.threads)
-    if run is not None and state is not None:
-        _check_record(run, state.get("record", {}), record, any_data=asked.allow_changed_data)
     first = _is_first_process()
     if run is not None and state is not None:
+        _check_record(run, state.get("record", {}), record, any_data=asked.allow_changed_data)
         run.extend(config, write=first)
     elif first:
-        path = None if run is None else run.path
-        if path is None:
-            path, made = _claim(config, data.name, locks)
+        path, made = _claim(config, data.name, locks) if run is None else (run.path, False)
         try:
             run = Run.create(path, replace(config, name=path.name), shape)
             if begun is not None:

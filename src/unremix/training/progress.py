@@ -29,11 +29,6 @@ WORTH_SAYING = 60.0  # seconds; of less, the lines of the epochs say enough
 SLOW = 3600.0  # seconds on a CPU from which faster settings are named
 
 
-def faster_options(config: TrainConfig, shape: Any) -> str:
-    """Options that make a run on a CPU take less time, as they are typed."""
-    return " ".join(find_domain(config.domain).faster(config, shape)) or "fewer --epochs"
-
-
 def ready_hint(config: TrainConfig, count: int) -> str:
     """Before the cost: that a ready encoder is usually far better, and how to use one here.
 
@@ -65,6 +60,7 @@ def start_in_words(config: TrainConfig) -> str:
         "starts from timm:resnet18 and adapts it: lr 0.01, of which the encoder's last layer ..."
     """
     source = config.encoder or find_domain(config.domain).starts_from(config)
+    least = f"ends when less than {config.least_kept or 0:.0%} of neighbors are kept"
     parts = [
         f"lr {config.lr:g}, of which the encoder's last layer gets {config.encoder_rate:g} and its "
         f"first {config.encoder_rate * config.layer_decay:g}",
@@ -72,9 +68,7 @@ def start_in_words(config: TrainConfig) -> str:
         f"then a {config.schedule} schedule" if config.schedule != "constant" else "",
         "BatchNorm keeps its statistics" if config.freeze_statistics else "",
         f"the first {config.freeze:.0%} of layers are frozen" if config.freeze else "",
-        f"ends when less than {config.least_kept:.0%} of neighbors are kept"
-        if config.least_kept
-        else "",
+        least if config.least_kept else "",
         f"keeps the {config.keep}",
     ]
     return f"starts from {source} and adapts it: {'; '.join(filter(None, parts))}"
@@ -152,10 +146,9 @@ class Progress:
             return
         said = f"training takes about {roughly(left)} more, evaluation not included"
         if left >= SLOW and training.fabric.device.type == "cpu":
-            said += (
-                f"; faster on a CPU: {faster_options(config, training.run.shape)}. "
-                "--dry_run estimates the time of other options"
-            )
+            options = training.domain.faster(config, training.run.shape)
+            said += f"; faster on a CPU: {' '.join(options) or 'fewer --epochs'}. "
+            said += "--dry_run estimates the time of other options"
         self.say(said)
 
     def opened(self, training: Training) -> None:
@@ -207,11 +200,11 @@ class Progress:
         self.last = time.perf_counter()
         if not training.fabric.is_global_zero:
             return
-        begun = "loss" not in row
-        parts = ["as it came" if begun else f"epoch {int(row['epoch'])}/{self.config.epochs}"]
-        parts += [] if begun else [f"loss {row['loss']:.3f}"]
+        parts = ["as it came"]
+        if "loss" in row:
+            parts = [f"epoch {int(row['epoch'])}/{self.config.epochs}", f"loss {row['loss']:.3f}"]
         parts += [f"kNN {row['knn']:.1%}"] if "knn" in row else []
-        if "neighbors_kept" in row and not begun:
+        if {"loss", "neighbors_kept"} <= row.keys():
             parts.append(f"{row['neighbors_kept']:.0%} of neighbors kept")
         parts += [f"{self.speed:,.0f} {self.unit}/s"] if self.speed is not None else []
         mix = ", ".join(

@@ -28,11 +28,7 @@ def make_record(data: str, threads: int | None) -> dict[str, Any]:
 
     Threads are those of each process; None stands for as many as torch takes.
     """
-    return {
-        "data": data,
-        "threads": threads or torch.get_num_threads(),
-        **versions(),
-    }
+    return {"data": data, "threads": threads or torch.get_num_threads(), **versions()}
 
 
 def device_in_words(device: torch.device, *, processes: int, threads: int) -> str:

@@ -26,12 +26,7 @@ import unremix
 from unremix.console.printing import one_line
 from unremix.console.values import LARGEST_YAML
 from unremix.domains import Domain, find_domain
-from unremix.domains.options import (
-    TrainConfig,
-    UntrustedError,
-    config_from_yaml,
-    config_in_words,
-)
+from unremix.domains.options import TrainConfig, UntrustedError, config_from_yaml, config_in_words
 from unremix.files.atomic_files import read_text, replacing, write_text
 from unremix.frameworks.base import Framework, Projecting
 from unremix.training.adapting import blend
@@ -170,10 +165,8 @@ class Run:
 
     def write_config(self) -> None:
         """Write config.yaml."""
-        text = (
-            f"{WRITER}{unremix.__version__}\n{config_in_words(replace(self.config, resume=None))}"
-        )
-        write_text(self.path / "config.yaml", text)
+        options = config_in_words(replace(self.config, resume=None))
+        write_text(self.path / "config.yaml", f"{WRITER}{unremix.__version__}\n{options}")
 
     def extend(self, config: TrainConfig, *, write: bool) -> None:
         """Take over options that may change when a run is resumed, such as ``epochs``.
@@ -226,10 +219,10 @@ class Run:
                 reasons.append(str(error))
                 continue
             if reasons:
-                warnings.warn(
-                    f"{reasons[0]}; the previous one is used, of step {state['step']}", stacklevel=2
-                )
+                used = f"the previous one is used, of step {state['step']}"
+                warnings.warn(f"{reasons[0]}; {used}", stacklevel=2)
             self.fell_back = bool(reasons)
+            self._keep_facts(state)
             return state
         raise DamagedError(
             f"expected a sound checkpoint, but {' and '.join(reasons)}; restore a copy, or train "
@@ -253,20 +246,19 @@ class Run:
         """
         if self.model is None:
             self.config = self.config.trusted(trust=False, where=str(self.path))
-            state = self.load_checkpoint()
-            self._keep_facts(state)
-            self.model = self.restored(state)
+            self.model = self.restored(self.load_checkpoint())
             if self.trained is None and self.kept == "trained":
                 self.trained = self.model.encoder.eval()
         return self.model.eval()
 
     def facts(self) -> dict[str, Any]:
         """After which step the latest checkpoint was written, when, where, and how long it took."""
-        return self._facts or self._keep_facts(self.load_checkpoint())
+        if self._facts is None:
+            self.load_checkpoint()
+        return self._facts or {}
 
-    def _keep_facts(self, state: Mapping[str, Any]) -> dict[str, Any]:
+    def _keep_facts(self, state: Mapping[str, Any]) -> None:
         self._facts = {name: state.get(name) for name in FACTS}
-        return self._facts
 
     def restore(self, model: nn.Module, state: dict[str, Any]) -> None:
         """Load a checkpoint's model.
@@ -322,7 +314,7 @@ class Run:
         """What ``encoder.safetensors`` holds: the encoder as trained, its blend, or the start."""
         file = self.path / "encoder.safetensors"
         texts = read_metadata(file, self.path) if file.exists() else {}
-        return json.loads(texts.get("kept", '"trained"'))  # type: ignore[no-any-return]
+        return str(json.loads(texts.get("kept", '"trained"')))
 
     def started(self) -> nn.Module | None:
         """The encoder as it came, in eval mode; None if it started from random weights."""
@@ -432,11 +424,9 @@ class Run:
                 {name: float(value) for name, value in row.items() if value not in ("", None)}
                 for row in rows
             ]
-            wanted = ("epoch", "step")  # before the first step there is no loss
-            if not all(
-                {*wanted, *["loss"] * (row.get("step") != 0)} <= row.keys() for row in numbers
-            ):
-                raise KeyError("a row without epoch, step or loss")
+            for row in numbers:  # before the first step there is no loss
+                if not {"epoch", "step"} | ({"loss"} if row.get("step") else set()) <= row.keys():
+                    raise KeyError("a row without epoch, step or loss")
             return numbers
 
     @property
@@ -449,8 +439,7 @@ class Run:
             return None
         with reading(file, "'unremix evaluate' writes it again"):
             card: dict[str, Any] = json.loads(read_text(file, inside=self.path))
-            results = card.get("results")
-            if not all(isinstance(one, dict) for one in (results or {}).values()):
+            if not all(isinstance(one, dict) for one in (card.get("results") or {}).values()):
                 raise TypeError("results that are not measures")
             return card
 
