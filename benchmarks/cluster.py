@@ -173,7 +173,7 @@ def race_embedding(options: Options, run: str, data: str, folder: Path) -> Race:
     found: Seconds = {"local": [], "Ray": []}
     for number in range(options.rounds):
         start = clock()
-        embed_to_file(run, data, folder / f"{number}.parquet")
+        embed_to_file(unremix.load(run), data, folder / f"{number}.parquet")
         found["local"].append(clock() - start)
         start = clock()
         find_splits(data)

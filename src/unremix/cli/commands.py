@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from unremix.console.printing import printable
 from unremix.console.quantities import counted
+from unremix.console.suggestions import Mistyped
 from unremix.files.atomic_files import copy_file
 from unremix.files.remote import is_url
 
@@ -142,7 +143,9 @@ def embed(
         on: This machine (local), or Ray, where the same command continues what was stopped.
         trust: Allow code that the run's folder names to run.
     """
+    import unremix
     from unremix.training.embedding import embed_to_file
+    from unremix.training.ready import ReadyEncoder
     from unremix.training.run import Run
 
     if on == "ray":
@@ -164,17 +167,23 @@ def embed(
         return
     usual = Path(run or "") / "embeddings.npz"
     path = usual if output is None else _on_disk(output, "add --on ray")
-    count, width = embed_to_file(
-        run, data, path, layer=layer, normalize=normalize, encoder=encoder, domain=domain,
-        trust=trust,
-    )  # fmt: skip
+    if run is not None and encoder is None:
+        model: Run | ReadyEncoder = Run(run, layer=layer, trust=trust)
+    elif run is not None or encoder is None:
+        got = "neither" if run is None else "both"
+        raise Mistyped(f"expected a run's folder or --encoder NAME, got {got}; give one of them")
+    elif data is None or layer != "backbone":
+        raise ValueError(
+            "expected --data and no --layer head with --encoder, which has neither data nor a "
+            "projection head; name the data"
+        )
+    else:
+        model = unremix.encoder(encoder, domain=domain, trust=trust)
+    count, width = embed_to_file(model, data, path, normalize=normalize)
     say(f"Wrote {counted(count, 'embedding')} of size {width} to {path}")
-    if run is None:
-        return
-    config = Run(run).config
-    if data is None and config.limit is not None:
-        everything = f"--data {quote(config.data)} embeds everything"
-        say(f"The run was limited by --limit {config.limit}; {everything}")
+    if data is None and model.config.limit is not None:
+        everything = f"--data {quote(model.config.data)} embeds everything"
+        say(f"The run was limited by --limit {model.config.limit}; {everything}")
 
 
 def _on_disk(output: str, remedy: str) -> Path:

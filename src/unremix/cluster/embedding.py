@@ -144,7 +144,8 @@ def embed_on_ray(
     present = _present(place, plan)
     summaries = [_summary(read_place(f"{place}/{name}")) for name in sorted(present)]
     missing = [task for task in tasks if name_of_part(task[0]) not in present]
-    gpu = run.config.accelerator != "cpu" and _gpus() > 0
+    gpus = any(node.get("GPU") for node in node_resources(connect()))
+    gpu = run.config.accelerator != "cpu" and gpus
     folder = str(run.path.resolve())
     make = partial(_writer, folder, layer, normalize, trust, place, threads, gpu)
     for _, summary in ray_map(make, missing, threads=threads, gpus=float(gpu)):
@@ -171,19 +172,14 @@ def _present(folder: str, plan: dict[str, Any]) -> set[str]:
         ValueError: If they are of another run, other data or other options.
     """
     names, written = _names_in(folder), json.dumps(plan).encode()
-    if PLAN in names:
-        if read_place(f"{folder}/{PLAN}") != written:
-            raise ValueError(
-                f"expected a new folder or one of the same embeddings, got {folder!r} with "
-                "those of another run, other data or other options; choose another --output"
-            )
-    elif names:
+    if not names:
+        write_place(f"{folder}/{PLAN}", written)
+    elif PLAN not in names or read_place(f"{folder}/{PLAN}") != written:
+        others = "those of another run, other data or other options"
         raise ValueError(
             f"expected a new folder or one of the same embeddings, got {folder!r} with "
-            f"{min(names)!r}; choose another --output"
+            f"{others if PLAN in names else repr(min(names))}; choose another --output"
         )
-    else:
-        write_place(f"{folder}/{PLAN}", written)
     return {name for name in names if name.startswith("part-")}
 
 
@@ -193,7 +189,3 @@ def _summary(data: bytes | None) -> PartSummary:
 
     schema = pyarrow.parquet.read_schema(io.BytesIO(data or b""))
     return PartSummary(**json.loads(schema.metadata[SUMMARY]))
-
-
-def _gpus() -> float:
-    return sum(node.get("GPU", 0.0) for node in node_resources(connect()))

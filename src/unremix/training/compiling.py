@@ -7,6 +7,7 @@ depend on it. Outside of training steps, and in copies, the encoder is as it was
 from __future__ import annotations
 
 import time
+import timeit
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from copy import deepcopy
@@ -56,12 +57,7 @@ class Compiled:
 
 def _seconds(step: Step, model: Framework) -> float:
     """How long a step takes."""
-    took = []
-    for _ in range(REPEATS):
-        before = time.perf_counter()
-        step(model)
-        took.append(time.perf_counter() - before)
-    return median(took)
+    return median(timeit.repeat(lambda: step(model), repeat=REPEATS, number=1))
 
 
 def settle(

@@ -14,56 +14,41 @@ from unremix.console.suggestions import needed_for
 from unremix.domains.base import Features
 from unremix.files.atomic_files import write_arrays, write_whole
 from unremix.training.checkpoints import check_embeddings
-from unremix.training.finding import opened
-from unremix.training.ready import source_of
-from unremix.training.run import Layer, Run
+from unremix.training.ready import ReadyEncoder, source_of
+from unremix.training.run import Run
 
 
 def embed_to_file(
-    run_folder: str | None,
+    model: Run | ReadyEncoder,
     data: str | Sequence[str] | None,
     path: Path,
     *,
-    layer: Layer = "backbone",
     normalize: bool = False,
-    encoder: str | None = None,
-    domain: str | None = None,
-    trust: bool = False,
 ) -> tuple[int, int]:
     """Write the embeddings of a whole data set, training samples first.
 
     Args:
-        run_folder: The run; None for ``encoder``.
-        data: The data; None for the run's own. For pictures also several files, or a ``.txt`` file
+        model: What embeds.
+        data: The data; None for a run's own. For pictures also several files, or a ``.txt`` file
             with a path on each line.
         path: ``.npz`` or ``.parquet``: ``embeddings`` (n, F), ``names`` (n,) and, where known,
             ``labels`` (n,) and their ``class_names`` (n,). ``.csv``: the same, with one column per
             dimension, ``embedding_0`` and so on.
-        layer: See :class:`unremix.training.run.Run`.
         normalize: Whether to scale each embedding to length 1.
-        encoder: The name of a ready encoder; see :func:`unremix.encoder`.
-        domain: What kind of data it is for.
-        trust: Whether code may run that the run's folder names.
 
     Returns:
         n and F.
 
     Raises:
-        ValueError: For another kind of file, or data the run cannot read.
+        ValueError: For another kind of file, or data the model cannot read.
     """
     writers = {".npz": write_arrays, ".parquet": _write_parquet, ".csv": _write_csv}
     if path.suffix not in writers:
         raise ValueError(f"expected a file that ends in {', '.join(writers)}, got {str(path)!r}")
-    run = opened(run_folder, encoder, domain=domain, layer=layer, trust=trust)
-    if isinstance(run, Run):
-        run.trained = run.encoder()  # report its problems before the data are read
-    elif data is None or layer != "backbone":
-        raise ValueError(
-            "expected --data and no --layer head with --encoder, which has neither data nor a "
-            "projection head; name the data"
-        )
-    loaded = run.domain.load_for(run, source_of(run.domain, data))
-    arrays = arrays_of(run.domain.features(run, loaded), normalize=normalize)
+    if isinstance(model, Run):
+        model.trained = model.encoder()  # report its problems before the data are read
+    loaded = model.domain.load_for(model, source_of(model.domain, data))
+    arrays = arrays_of(model.domain.features(model, loaded), normalize=normalize)
     writers[path.suffix](path, arrays)
     count, width = arrays["embeddings"].shape
     return count, width

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from pickle import UnpicklingError
@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from unremix.console.suggestions import Mistyped, did_you_mean, needed_for
+from unremix.console.suggestions import did_you_mean, needed_for
 from unremix.domains import DOMAINS, find_domain
 from unremix.domains.base import domain_of_encoder
 from unremix.domains.extensions import file_of, whole_name
@@ -30,7 +30,7 @@ from unremix.training.checkpoints import (
 )
 from unremix.training.export import from_texts
 from unremix.training.ready import ReadyEncoder
-from unremix.training.run import Layer, Run
+from unremix.training.run import Run
 
 SHOWN = 4  # names listed in a message
 PREFIXES = ("module.", "model.", "encoder.", "backbone.")
@@ -106,27 +106,6 @@ def ready_encoder(config: TrainConfig, *, trust: bool = False) -> ReadyEncoder:
     given = read_weights(str(found.weights)) if isinstance(found.weights, Path) else found.weights
     load_matching(network, dict(given), f"--encoder {name}", whole=True)
     return ReadyEncoder(name, found.config, found.shape, network.eval(), found.description)
-
-
-def opened(
-    run: str | None,
-    ready: str | None,
-    *,
-    domain: str | None = None,
-    layer: Layer = "backbone",
-    trust: bool = False,
-) -> Run | ReadyEncoder:
-    """A run, or a ready encoder in its place, as a command names them.
-
-    Raises:
-        Mistyped: If both were named, or none.
-    """
-    if run is not None and ready is None:
-        return Run(run, layer=layer, trust=trust)
-    if ready is None or run is not None:
-        got = "neither" if run is None else "both"
-        raise Mistyped(f"expected a run's folder or --encoder NAME, got {got}; give one of them")
-    return encoder(ready, domain=domain, trust=trust)
 
 
 def load_exported(path: str | Path) -> ReadyEncoder:
@@ -210,24 +189,17 @@ def _from_safetensors(path: Path) -> tuple[TrainConfig, Any, nn.Module, dict[str
     else:
         own, shape = exports.options(facts, path), exports.shape(facts, path)
     config = TrainConfig(domain=domain.name, own=domain.options(**own))
-    encoder = _filled(lambda: domain.build(config, shape)[0], weights, path)
-    embeds_in(facts.get("precision", "32-true"), encoder)
-    return config, shape, encoder, facts
 
+    def make() -> nn.Module:
+        return domain.build(config, shape)[0]
 
-def _filled(make: Callable[[], nn.Module], weights: dict[str, Tensor], path: Path) -> nn.Module:
-    """The encoder that a function makes, with the weights, in their precision.
-
-    Raises:
-        ValueError: If the metadata are of a larger network than the weights.
-    """
     # Before memory is taken for it.
     refuse_other(outlined(make, "the sizes in its metadata"), weights, str(path))
     dtype = next(tensor.dtype for tensor in weights.values() if tensor.is_floating_point())
     with torch.random.fork_rng(devices=[]):
         encoder = make().to(dtype)
     encoder.load_state_dict(weights)
-    return encoder
+    return config, shape, embeds_in(facts.get("precision", "32-true"), encoder), facts
 
 
 def find_weights(source: str) -> Path:
@@ -375,12 +347,11 @@ def initialize(
         model.encoder.load_state_dict(ready.network.state_dict())
     elif source is None:
         return said
-    else:
-        if domain.download is not None and source.partition(":")[0] in domain.prefixes:
-            given = dict(domain.download(source, shape))
-        else:
-            given = read_weights(source)
+    elif domain.download is not None and source.partition(":")[0] in domain.prefixes:
+        given = dict(domain.download(source, shape))
         said = load_matching(model.encoder, given, f"--init {source}")
+    else:
+        said = load_matching(model.encoder, read_weights(source), f"--init {source}")
     follower = getattr(model, "key_encoder", None)
     if isinstance(follower, nn.Module):  # MoCo's begins as a copy
         follower.load_state_dict(model.encoder.state_dict())

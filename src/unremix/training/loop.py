@@ -242,13 +242,7 @@ class Training:
         """Views, loss, gradient, step."""
         config = self.config
         self._seed()
-        rate = rate_at(
-            self.step,
-            lr=config.lr,
-            total=self.total,
-            warmup=config.warmup_epochs * self.steps_per_epoch,
-            schedule=config.schedule,
-        )
+        rate = rate_at(self.step, config, self.steps_per_epoch)
         for group in self.optimizer.param_groups:
             group["lr"] = rate * group.get("share", 1.0)
         for layer in self.held:

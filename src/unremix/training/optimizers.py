@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
-from unremix.domains.options import OptimizerName, ScheduleName
+from unremix.domains.options import OptimizerName, TrainConfig
 from unremix.files.bounds import shorten
 
 PERIODS = 5  # of a cosine of the temperature, in a training
@@ -150,23 +150,23 @@ def restore_optimizer(optimizer: Optimizer, state: dict[str, Any]) -> None:
                 values[name] = torch.empty_like(parameter, requires_grad=False).copy_(value)
 
 
-def rate_at(step: int, *, lr: float, total: int, warmup: int, schedule: ScheduleName) -> float:
+def rate_at(step: int, config: TrainConfig, epoch: int) -> float:
     """The learning rate of a step: a linear warm-up, then constant or half a cosine.
 
     Args:
         step: Which step, from 0.
-        lr: The full rate.
-        total: Steps in all.
-        warmup: Steps of the warm-up.
-        schedule: What follows it.
+        config: The full rate, the epochs, those of the warm-up, and what follows it.
+        epoch: Steps of an epoch.
 
     Example:
-        >>> [round(rate_at(s, lr=1.0, total=6, warmup=2, schedule="cosine"), 2) for s in range(6)]
+        >>> config = TrainConfig(lr=1.0, epochs=3, warmup_epochs=1, schedule="cosine")
+        >>> [round(rate_at(step, config, 2), 2) for step in range(6)]
         [0.5, 1.0, 1.0, 0.85, 0.5, 0.15]
     """
+    lr, total, warmup = config.lr, config.epochs * epoch, config.warmup_epochs * epoch
     if step < warmup:
         return lr * (step + 1) / warmup
-    if schedule == "constant":
+    if config.schedule == "constant":
         return lr
     done = (step - warmup) / max(1, total - warmup)
     return lr * 0.5 * (1 + math.cos(math.pi * done))

@@ -15,7 +15,7 @@ import time
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, cast, get_args
 
 import torch
 import torch.nn.functional as F
@@ -113,12 +113,10 @@ def fast_precision(device: str) -> Fast:
     Raises:
         ValueError: If ``UNREMIX_PRECISION`` holds something else.
     """
-    said = os.environ.get(VARIABLE)
-    if said:
-        for known in (FULL, MIXED):
-            if said == known:
-                return known
-        raise ValueError(f"expected {VARIABLE} to be {FULL} or {MIXED}, got {said!r}; unset it")
+    if said := os.environ.get(VARIABLE):
+        if said not in get_args(Fast):
+            raise ValueError(f"expected {VARIABLE} to be {FULL} or {MIXED}, got {said!r}; unset it")
+        return cast(Fast, said)
     if device == "cuda":
         return MIXED if torch.cuda.get_device_capability() >= AMPERE else FULL
     return MIXED if device == "cpu" and cpu_speed().ratio >= FASTER else FULL

@@ -40,17 +40,13 @@ class Profile:
         )
         self.profiler.start()
         self.hooks = (
-            encoder.register_forward_pre_hook(lambda *_: self._enter(self._of_encoder())),
+            encoder.register_forward_pre_hook(lambda *_: self._enter("encoder")),
             encoder.register_forward_hook(lambda *_: self._leave(), always_call=True),
         )
 
-    def _of_encoder(self) -> str:
-        """The stage of a forward pass: while something is measured, that."""
-        return "measuring" if "measuring" in self.stages else "encoder"
-
     def _enter(self, stage: str) -> None:
         self._count()
-        self.stages.append(stage)
+        self.stages.append("measuring" if "measuring" in self.stages else stage)
 
     def _leave(self) -> None:
         self._count()

@@ -24,13 +24,13 @@ def _idle_ticks() -> dict[int, tuple[int, int]]:
     return found
 
 
-def free_cores(seconds: float = SAMPLE) -> int:
+def free_cores() -> int:
     """Cores of this process that are idle, at least 1."""
     cores = os.cpu_count() or 1
     try:
         own = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(cores))
         before = _idle_ticks()
-        time.sleep(seconds)
+        time.sleep(SAMPLE)
         after = _idle_ticks()
         idle = sum(
             (after[core][0] - before[core][0]) / max(1, after[core][1] - before[core][1])

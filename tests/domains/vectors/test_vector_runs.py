@@ -109,7 +109,7 @@ def test_a_resumed_run_is_the_same_to_the_bit(tmp_path: Path, views: str) -> Non
 
 def test_rows_in_memory_are_embedded_like_those_of_the_file(run: Run) -> None:
     file = run.path.parent / "rows.csv"
-    embed_to_file(str(run.path), None, run.path.parent / "all.npz")
+    embed_to_file(run, None, run.path.parent / "all.npz")
     expected = np.load(run.path.parent / "all.npz")["embeddings"]
     with file.open() as stream:
         cells = list(csv.DictReader(stream))
@@ -136,7 +136,7 @@ def test_embeddings_of_a_run_are_data_of_another(run: Run, tmp_path: Path, endin
     if ending == "parquet":
         pytest.importorskip("pyarrow")
     path = tmp_path / f"embedded.{ending}"
-    embed_to_file(str(run.path), None, path)
+    embed_to_file(run, None, path)
     data = load_vectors(str(path), VectorOptions())
     assert data.train.classes == ["flat", "round"]
     assert data.train.names[3] == "the text of row 3"
