@@ -146,7 +146,7 @@ class Progress:
             return
         said = f"training takes about {roughly(left)} more, evaluation not included"
         if left >= SLOW and training.fabric.device.type == "cpu":
-            options = training.domain.faster(config, training.run.shape)
+            options = find_domain(config.domain).faster(config, training.run.shape)
             said += f"; faster on a CPU: {' '.join(options) or 'fewer --epochs'}. "
             said += "--dry_run estimates the time of other options"
         self.say(said)
