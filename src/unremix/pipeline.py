@@ -22,7 +22,7 @@ from unremix.frameworks.recipe import RECIPES
 from unremix.hub import SharedRun
 from unremix.report import write_report
 from unremix.training.drift import WithoutLabels
-from unremix.training.export import Format, export_encoder
+from unremix.training.export import Format, export_encoder, write_encoder
 from unremix.training.preparation import locked, prepare
 from unremix.training.progress import Progress
 from unremix.training.ready import nearest
@@ -188,7 +188,7 @@ def train(
                 with progress:
                     card = run.domain.evaluate(run, data, progress=progress.measured)
                     if watch is not None:
-                        _choose(run, card, watch)
+                        _compare_with_start(run, card, watch, choose=True)
                 card["verdict"] = verdict(card)
                 run.card = card
                 progress.say("writing the report")
@@ -207,16 +207,20 @@ def train(
     return OpenRun.of(run)
 
 
-def _choose(run: Run, card: dict[str, Any], watch: WithoutLabels) -> None:
-    """Decide which encoder a run keeps that started from one, and add to the card what it is."""
-    from unremix.training.loop import keep
+def _compare_with_start(
+    run: Run, card: dict[str, Any], watch: WithoutLabels, *, choose: bool = False
+) -> None:
+    """Add to the card how far a run's encoders have moved from its start, and which one it keeps.
 
+    With ``choose``, decide which one, and write it.
+    """
     encoders, asked = run.encoders(), run.config.keep
     card["unlabeled"] = {kind: watch.measure(one) for kind, one in encoders.items()}
     usual = "trained" if asked == "last" else "blend"
-    card["kept"] = best_encoder(card["results"]) if asked == "best" else usual
-    card["chosen"] = asked == "best"
-    keep(run, encoders[card["kept"]], card["kept"])
+    chosen = best_encoder(card["results"]) if choose and asked == "best" else usual
+    card["kept"], card["chosen"] = chosen if choose else run.kept, asked == "best"
+    if choose:
+        write_encoder(run, encoders[chosen], chosen)
 
 
 def _noting(progress: Progress, run: Run) -> Callable[[str], None]:
@@ -263,11 +267,7 @@ def evaluate(folder: str | Path, data: str | None = None, *, trust: bool = False
         with Progress(run.config) as progress:
             card = run.domain.evaluate(run, found, own=data is None, progress=progress.measured)
             if run.started() is not None:
-                watch = WithoutLabels(run, found)
-                card["unlabeled"] = {
-                    kind: watch.measure(one) for kind, one in run.encoders().items()
-                }
-                card["kept"], card["chosen"] = run.kept, run.config.keep == "best"
+                _compare_with_start(run, card, WithoutLabels(run, found))
         name = "evaluation.json" if data is None else f"evaluation-{found.name}.json"
         card["verdict"] = verdict(card)
         if data is None:

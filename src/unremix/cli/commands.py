@@ -299,44 +299,27 @@ def mine(
     rows = queries if corpus is None or corpus == anchors else Collection.read(corpus)
     known = read_pairs(positives, queries, rows)
     judged = None if judgements is None else read_pairs(judgements, queries, rows)
-    lacking = sum(not len(rows_of) for rows_of in known)
-    if lacking:
+    if lacking := sum(not len(rows_of) for rows_of in known):
         say(
             f"{lacking:,} of {len(known):,} anchors have no positive in {positives}, so no margin "
             "protects them from false negatives"
         )
     own = queries.rows_in(rows)
-    options |= {
-        "components": PAPER_COMPONENTS if components is None else components,
-        "mix": "fixed" if mix is None else mix,
-    }
+    options["components"] = PAPER_COMPONENTS if components is None else components
+    options["mix"] = "fixed" if mix is None else mix
     folder = path.with_name(f"{path.name}.partial")
+    how: dict[str, Any] = {"anchor_rows": own, "folder": folder, "each": each, **options}
+    how["anchor_texts"] = queries.texts if rows.texts else None
+    how["corpus_texts"] = rows.texts
+    embedded = queries.embeddings, rows.embeddings
     with showing("mining") as advance:
-        mined = mine_hard_negatives(
-            queries.embeddings,
-            rows.embeddings,
-            known,
-            k,
-            anchor_rows=own,
-            anchor_texts=queries.texts if rows.texts else None,
-            corpus_texts=rows.texts,
-            folder=folder,
-            advance=advance,
-            each=each,
-            **options,
-        )
-    audit, labeled = None, queries.labels is not None and rows.labels is not None
-    if judged is not None or labeled:
-        audit = audit_negatives(
-            mined.indices,
-            queries.embeddings,
-            rows.embeddings,
-            known,
-            relevant=judged,
-            anchor_labels=None if judged is not None else queries.labels,
-            corpus_labels=None if judged is not None else rows.labels,
-            anchor_rows=own,
-        )
+        mined = mine_hard_negatives(*embedded, known, k, advance=advance, **how)
+    seen: dict[str, Any] = {"relevant": judged}
+    if judged is None:
+        seen = {"anchor_labels": queries.labels, "corpus_labels": rows.labels}
+    audit = None
+    if all(one is not None for one in seen.values()):
+        audit = audit_negatives(mined.indices, *embedded, known, anchor_rows=own, **seen)
     beside = write_triplets(path, mined, queries, rows, known, files | options, audit)
     shutil.rmtree(folder, ignore_errors=True)
     for line in mined.summary():
@@ -500,7 +483,7 @@ def recipes(recipe: str | None = None) -> None:
         recipe: The name of one to show in full; by default all are listed.
     """
     from rich.console import Console
-    from rich.table import Column, Table
+    from rich.table import Table
 
     from unremix.frameworks.parts import option_fields, section_of, summary_of
     from unremix.recipes import NOTHING, PARTS, RECIPES, find_recipe, options_of
@@ -510,17 +493,13 @@ def recipes(recipe: str | None = None) -> None:
 
     def show(headings: Sequence[str], rows: Iterable[Sequence[str]], *, solid: int = 1) -> None:
         """Print a table whose last columns break lines, but not the first ``solid`` ones."""
-        columns = [
-            Column(heading, no_wrap=number < solid, overflow="fold")
-            for number, heading in enumerate(headings)
-        ]
         padding = (0, 1, 0, int(solid == 1))
-        table = Table(*columns, box=None, pad_edge=False, padding=padding)
-        table.show_header = any(headings)
+        table = Table(box=None, pad_edge=False, padding=padding, show_header=any(headings))
+        for number, heading in enumerate(headings):
+            table.add_column(heading, no_wrap=number < solid, overflow="fold")
         for row in rows:
             table.add_row(*row)
-        console.print(table)
-        console.print()
+        console.print(table, "", sep="\n")
 
     if recipe is not None:
         chosen = find_recipe(recipe)
@@ -536,28 +515,26 @@ def recipes(recipe: str | None = None) -> None:
             summary = NOTHING if name == NOTHING else f"{name} ({summary_of(PARTS[kind][name])})"
             facts[f"--{kind}"] = summary
         show(["", ""], facts.items())
-        resolved = (
-            (one.option, one.value, one.kind, "recipe" if one.changed else "default")
-            for one in options_of(chosen)
-        )
-        show(["option", "value", "of the", "set by"], resolved)
+        resolved = options_of(chosen)
+        rows = [(o.option, o.value, o.kind, "recipe" if o.changed else "default") for o in resolved]
+        show(["option", "value", "of the", "set by"], rows)
         return
     parts = ("framework", "mixing", "negatives", "weighting")
     for domain in dict.fromkeys(one.domain for one in RECIPES.values()):
-        rows = []
+        listed = []
         for one in (one for one in RECIPES.values() if one.domain == domain):
             sets = [f"{o.option} {o.value}" for o in options_of(one) if o.changed]
             words = "\n".join([one.summary, *sets])
-            rows.append((one.name, *one.parts.values(), f"{one.temperature:g}", words))
-        show([f"{domain} recipes", *parts, "τ", "what it is, and what it sets"], rows, solid=6)
+            listed.append((one.name, *one.parts.values(), f"{one.temperature:g}", words))
+        show([f"{domain} recipes", *parts, "τ", "what it is, and what it sets"], listed, solid=6)
     console.print("One in full, with every option and its place in the paper: unremix recipes hcl")
     console.print("Any part can be exchanged: --recipe moco --weighting unremix --mixing unmix\n")
     for kind, known in PARTS.items():
-        rows = []
+        described = []
         for name, part in known.items():
             options = (f"--{section_of(part)}.{option}" for option in option_fields(part))
-            rows.append((name, summary_of(part), ", ".join(options)))
-        show([f"--{kind}", "what it is", "options"], rows)
+            described.append((name, summary_of(part), ", ".join(options)))
+        show([f"--{kind}", "what it is", "options"], described)
     show(["--config", "settings that ship with the package, for every recipe"], shipped().items())
 
 

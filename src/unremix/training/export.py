@@ -80,6 +80,13 @@ def write_weights(facts: dict[str, Any], encoder: nn.Module, path: Path) -> None
     write_bytes(path, data)
 
 
+def write_encoder(run: Run, encoder: nn.Module, kind: str = "trained") -> None:
+    """Write an encoder as that of a run: as ``trained``, or which other one it is."""
+    facts = export_facts(run, encoder) | ({} if kind == "trained" else {"kept": kind})
+    write_weights(facts, encoder, run.path / "encoder.safetensors")
+    run.trained = encoder
+
+
 def export_encoder(
     run_folder: str, kind: Format, output: str | None = None, *, trust: bool = False
 ) -> Export:

@@ -17,7 +17,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
@@ -40,7 +40,7 @@ from unremix.losses import TwoViewLoss
 from unremix.training.adapting import freeze, held_layers, rates_of
 from unremix.training.building import build_model, precision_of
 from unremix.training.compiling import Compiled, settle
-from unremix.training.export import export_facts, write_weights
+from unremix.training.export import write_encoder
 from unremix.training.optimizers import make_optimizer, rate_at, restore_optimizer, temperature_at
 from unremix.training.preparation import Prepared, processes_here
 from unremix.training.profile import Profile
@@ -65,6 +65,7 @@ GRACE = 10.0  # seconds in which the loss of one should be noticed
 STOPPED = (130, -2)  # exit codes of processes that were asked to stop
 
 
+@dataclass(eq=False, repr=False)
 class Training:
     """One step after the other, and what happens at the end of an epoch.
 
@@ -76,16 +77,15 @@ class Training:
         stop: Notes requests to stop.
     """
 
-    def __init__(
-        self,
-        fabric: Fabric,
-        prepared: Prepared,
-        observe: Observer,
-        progress: Progress,
-        stop: StopRequest,
-    ) -> None:
-        self.fabric, self.observe, self.progress, self.stop = fabric, observe, progress, stop
-        self.prepared, self.run, self.config = prepared, prepared.run, prepared.config
+    fabric: Fabric
+    prepared: Prepared
+    observe: Observer
+    progress: Progress
+    stop: StopRequest
+
+    def __post_init__(self) -> None:
+        fabric, prepared = self.fabric, self.prepared
+        self.run, self.config = prepared.run, prepared.config
         self.data, self.domain = prepared.data, prepared.run.domain
         model = prepared.model or build_model(self.config, self.run.shape, gather=True)
         if self.config.sync_batchnorm and fabric.world_size > 1:
@@ -506,13 +506,6 @@ def _is_lost(error: RuntimeError) -> bool:
     return isinstance(error, dist.DistError) or "gloo/transport" in str(error)
 
 
-def keep(run: Run, encoder: nn.Module, kind: str) -> None:
-    """Write an encoder as that of a run: as ``trained``, or which other one it is."""
-    facts = export_facts(run, encoder) | ({} if kind == "trained" else {"kept": kind})
-    write_weights(facts, encoder, run.path / "encoder.safetensors")
-    run.trained = encoder
-
-
 def fit(prepared: Prepared, observe: Observer, progress: Progress, stop: StopRequest) -> bool:
     """Train from the prepared state to the last epoch, and save the encoder.
 
@@ -556,6 +549,6 @@ def fit(prepared: Prepared, observe: Observer, progress: Progress, stop: StopReq
         run.trained = run.model.encoder
         if run.kept != "trained":  # it is chosen again, and the run is not finished until then
             (run.path / "evaluation.json").unlink(missing_ok=True)
-        keep(run, run.model.encoder, "trained")
+        write_encoder(run, run.model.encoder)
         run.rows = [dict(row) for row in training.rows]
     return fabric.is_global_zero
