@@ -104,6 +104,8 @@ def test_the_usage_line_is_what_the_parser_takes(command: str) -> None:
             "train --trust=false",
             "expected --trust without a value, got --trust=false; leave it out",
         ),
+        ("embed --on ray", "expected a run's folder with --on ray, got none; leave --on out"),
+        ("embed run --encoder x --on ray", "with --on ray, got --encoder x as well; leave --on "),
         ("embed runs/digits --data", "expected a value for --data, got none"),
         ("embed runs/digits -o", "expected a value for -o, got none"),
         ("mine -k 3", "expected --anchors and --positives, got nothing; usage: unremix mine --anc"),

@@ -152,8 +152,9 @@ def embed(
         from unremix.cluster.embedding import embed_on_ray
         from unremix.console.progress import showing
 
-        if run is None:
-            raise ValueError("expected a run's folder with --on ray, got none; leave --on out")
+        if run is None or encoder is not None:
+            got = "none" if run is None else f"--encoder {encoder} as well"
+            raise Mistyped(f"expected a run's folder with --on ray, got {got}; leave --on out")
         place = str(Path(run) / "embeddings") if output is None else output
         with showing("embedding") as advance:
             written = embed_on_ray(
