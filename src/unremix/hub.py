@@ -170,7 +170,6 @@ def model_card(run: Run, name: str = NAME) -> str:
     named = ("recipe", "backbone", "epochs", "batch_size", "lr", "temperature", "seed")
     options = {name: getattr(config, name, None) for name in named}
     known = [[name, f"`{value}`"] for name, value in options.items() if value is not None]
-    verdict = card.get("verdict") or []
     return fill(
         CARD,
         name=name,
@@ -179,7 +178,7 @@ def model_card(run: Run, name: str = NAME) -> str:
         labels_used=config.composition().labels,
         options=markdown_table(["option", "value"], known),
         card=card,
-        verdict=[verdict] if isinstance(verdict, str) else verdict,
+        verdict=card.get("verdict") or [],
         table=markdown_table(*card_table(card)) if card.get("results") else None,
         spread=spread_of(card) if card.get("results") else None,
     )

@@ -64,9 +64,7 @@ class OpenRun(SharedRun):
             lines = [("th", headings), *(("td", row) for row in rows)]
             cells = ("".join(f"<{tag}>{escape(c)}</{tag}>" for c in line) for tag, line in lines)
             parts.append(f"<table>{''.join(f'<tr>{line}</tr>' for line in cells)}</table>")
-        said = card.get("verdict") or []
-        parts += [f"<p>{escape(one)}</p>" for one in ([said] if isinstance(said, str) else said)]
-        return "".join(parts)
+        return "".join([*parts, *(f"<p>{escape(one)}</p>" for one in card.get("verdict") or ())])
 
     def neighbors(
         self, items: Any, k: int = 10, *, data: str | Sequence[str] | None = None

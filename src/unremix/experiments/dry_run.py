@@ -39,7 +39,6 @@ from unremix.training.loop import Training, fit
 from unremix.training.preparation import Prepared, fit_to, started
 from unremix.training.progress import Progress, ready_hint
 from unremix.training.run import Run
-from unremix.training.stopping import StopRequest
 
 TIMED = 3  # steps, after one that warms up
 SECONDS = 30.0  # for all steps, about: a minute with what comes before and between them
@@ -227,7 +226,7 @@ def time_steps(config: TrainConfig, data: Any, shape: Any, size: int, seconds: f
     run = Run.unwritten(Path(config.runs) / "dry-run", small, shape)
     watch, before = Stopwatch(small, seconds), memory_in_use()
     with suppress(Enough):
-        fit(Prepared(run, small, data, None), lambda *_: {}, watch, StopRequest())
+        fit(Prepared(run, small, data, None), lambda *_: {}, watch)
     watch.peak = peak_memory(watch.facts["device"], before)
     return watch
 

@@ -506,7 +506,9 @@ def _is_lost(error: RuntimeError) -> bool:
     return isinstance(error, dist.DistError) or "gloo/transport" in str(error)
 
 
-def fit(prepared: Prepared, observe: Observer, progress: Progress, stop: StopRequest) -> bool:
+def fit(
+    prepared: Prepared, observe: Observer, progress: Progress, stop: StopRequest | None = None
+) -> bool:
     """Train from the prepared state to the last epoch, and save the encoder.
 
     Returns:
@@ -524,7 +526,7 @@ def fit(prepared: Prepared, observe: Observer, progress: Progress, stop: StopReq
         is_new = prepared.state is None
         is_over = bool((prepared.state or {}).get("stopped"))
         with limited_threads(config.threads), torch.random.fork_rng(devices=[]), progress:
-            training = Training(fabric, prepared, observe, progress, stop)
+            training = Training(fabric, prepared, observe, progress, stop or StopRequest())
             if fabric.is_global_zero:
                 progress.opened(training)
             if training.step < training.total and not is_over:
