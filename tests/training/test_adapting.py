@@ -160,11 +160,11 @@ def test_a_finished_run_that_is_stopped_while_measured_again(
     """Its card never names another encoder than its file holds."""
     run = unremix.train(small(tmp_path, init=str(start), epochs=1, lr=1e-5))
 
-    def stopped(*_: Any) -> None:
+    def stopped(*_: Any, **__: Any) -> None:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(unremix.pipeline, "_choose", stopped)
+        patch.setattr(unremix.pipeline, "_compare_with_start", stopped)
         with pytest.raises(KeyboardInterrupt):
             unremix.train(resume=str(run.path), progress=False)
     assert (Run(run.path).kept, Run(run.path).evaluation) == ("trained", None)
