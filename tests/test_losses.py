@@ -701,3 +701,12 @@ def test_importance_shows_the_weights_of_the_loss_where_negatives_are_not_mutual
     used, _ = weights_of(loss_fn, loss_fn.compare(views, views, pairs))
 
     assert torch.equal(shown, used)
+
+
+def test_anchors_and_candidates_are_views() -> None:
+    z, pairs = torch.randn(4, 3), Pairs.one_way(4)
+    for call in (InfoNCELoss().against, UnReMixLoss().importance_against):
+        with pytest.raises(
+            ValueError, match=r"expected unremix.core.views.Views, got Tensor; pass"
+        ):
+            call(z, Views(z), pairs)  # type: ignore[arg-type]

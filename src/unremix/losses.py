@@ -23,6 +23,7 @@ from unremix.core.checks import (
     check_temperature,
     check_tensors,
     check_two_views,
+    check_views,
     checks_on,
 )
 from unremix.core.contrast import Importance, contrast, importance_of
@@ -404,9 +405,10 @@ class TwoViewLoss(FindsFalseNegatives):
         return bool(self.gather) and is_distributed()
 
     @property
-    def takes_ids(self) -> bool:
+    def needs_ids(self) -> bool:
         """Whether a score or a rule for false negatives needs ``ids=``."""
-        return self.needs_ids or self.weighting.needs_ids
+        remembers = self.false_negatives is not None and self.false_negatives.needs_ids
+        return remembers or self.weighting.needs_ids
 
     def lambdas(self) -> Tensor | None:
         """λ, one number per component, shape (K,), with gradient where it is learned."""
@@ -546,6 +548,7 @@ class TwoViewLoss(FindsFalseNegatives):
         Returns:
             The loss, as :meth:`forward`.
         """
+        check_views(anchors, candidates)
         with full_precision(anchors.embeddings.device):
             compared = self.compare(anchors, candidates, pairs, labels)
             anchors, candidates = compared.anchors, compared.candidates
@@ -647,6 +650,7 @@ class TwoViewLoss(FindsFalseNegatives):
         labels: Tensor | tuple[Tensor, Tensor] | None = None,
     ) -> Importance:
         """All scores and weights of any anchors, candidates and pairs; see :meth:`against`."""
+        check_views(anchors, candidates)
         with full_precision(anchors.embeddings.device):
             return self._examine(self.compare(anchors, candidates, pairs, labels, alone=True))
 
@@ -664,16 +668,13 @@ class TwoViewLoss(FindsFalseNegatives):
             layer.release()
             return views
         found = layer.find(*embeddings, check=checks_on(self.options.check, embeddings[0]))
-        views = [
-            Views(z, its.inputs, outputs=its.outputs)
-            for z, its in zip(embeddings, found, strict=True)
+        views = [replace(each, **vars(its)) for each, its in zip(views, found, strict=True)]
+        if not is_distributed() and all(each.outputs is None for each in views):
+            return views
+        return [  # all processes share what the layer made, or none does
+            each if each.outputs is not None else replace(each, outputs=each.embeddings.detach())
+            for each in views
         ]
-        # All processes share what the layer made, or none does.
-        if is_distributed() or any(each.outputs is not None for each in views):
-            for place, each in enumerate(views):
-                if each.outputs is None:
-                    views[place] = replace(each, outputs=each.embeddings.detach())
-        return views
 
     def learned(
         self, temperature: Tensor | float | None = None

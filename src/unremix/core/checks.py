@@ -174,6 +174,16 @@ def check_tensors(**given: Any) -> None:
         raise ValueError(f"expected {name} to be a torch.Tensor, got {kind}; {remedy}")
 
 
+def check_views(*views: Any) -> None:
+    """Refuse anchors and candidates that are not views."""
+    for each in views:
+        if not isinstance(each, Views):
+            raise ValueError(
+                f"expected unremix.core.views.Views, got {type(each).__name__}; pass Views(z), "
+                "or Views(z, h) with the input h of the last layer"
+            )
+
+
 def check_labels(labels: Tensor, rows: int, check: bool | None) -> None:
     """Refuse labels that are not one integer per row; where checks are made, below -1 too."""
     if labels.shape != (rows,):

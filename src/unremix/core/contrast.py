@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from unremix.core.checks import check_temperature, checks_on, to_device_of
+from unremix.core.checks import check_temperature, check_views, checks_on, to_device_of
 from unremix.core.engines import BlockEngine, eager, find_engine
 from unremix.core.engines.eager import rows_loss
 from unremix.core.gather import mean_count
@@ -69,6 +69,7 @@ def contrast(
     Reference:
         UnReMix, Eq. 1 and Algorithm 1.
     """
+    check_views(comparison.anchors, comparison.candidates)
     check_shapes(comparison, options)
     like, pairs, joint = comparison.anchors.embeddings, comparison.pairs, comparison.joint
     check_temperature(temperature, options.check)

@@ -9,7 +9,7 @@ also when the processes hold different numbers of samples.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 from weakref import WeakKeyDictionary
 
 import torch
@@ -153,8 +153,7 @@ def _exchange(numbers: list[int]) -> list[list[int]]:
     here = torch.tensor(numbers, device="cpu" if on_cpu else "cuda")
     everyone = [torch.empty_like(here) for _ in range(dist.get_world_size())]
     dist.all_gather(everyone, here, group=group)
-    columns: list[list[int]] = torch.stack(everyone, dim=1).tolist()
-    return columns
+    return cast(list[list[int]], torch.stack(everyone, dim=1).tolist())
 
 
 class _GatherRows(torch.autograd.Function):

@@ -217,12 +217,6 @@ def check_pairs(given: ContrastInput) -> None:
 def check_shapes(comparison: ContrastInput, options: Options) -> None:
     """Refuse tensors that do not fit each other or the pairs."""
     anchors, candidates, pairs = comparison.anchors, comparison.candidates, comparison.pairs
-    for each in (anchors, candidates):
-        if not isinstance(each, Views):
-            raise ValueError(
-                f"expected unremix.core.views.Views, got {type(each).__name__}; pass Views(z), "
-                "or Views(z, h) with the input h of the last layer"
-            )
     given: list[tuple[str, Views | ExtraNegatives, tuple[int, ...]]] = [
         ("anchors", anchors, (pairs.num_anchors,)),
         ("candidates", candidates, (pairs.num_candidates,)),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -96,8 +96,7 @@ class Framework(nn.Module):
     @property
     def mix(self) -> dict[str, float]:
         """The learned share of each component of the weights, if any."""
-        mix: dict[str, float] = getattr(getattr(self, "loss", None), "mix", {})
-        return mix
+        return cast(dict[str, float], getattr(getattr(self, "loss", None), "mix", {}))
 
     def undecayed(self) -> list[nn.Parameter]:
         """Parameters that weight decay spares: those of the loss, where there are any."""

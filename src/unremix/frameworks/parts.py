@@ -6,14 +6,13 @@ import re
 from dataclasses import Field, fields, is_dataclass, make_dataclass
 from functools import lru_cache
 from inspect import cleandoc, get_annotations
-from typing import Any, get_type_hints
+from typing import Any, cast, get_type_hints
 
 
 def options_type(part: Any) -> type | None:
     """The frozen dataclass of a part's options: its ``Options``, or the part itself."""
     itself: Any = part if is_dataclass(part) else None
-    options: type | None = getattr(part, "Options", itself)
-    return options
+    return cast(type | None, getattr(part, "Options", itself))
 
 
 def option_fields(part: Any) -> dict[str, Field[Any]]:
@@ -28,14 +27,12 @@ def option_fields(part: Any) -> dict[str, Field[Any]]:
 
 def section_of(part: Any) -> str:
     """The section of a part's options on the command line; empty where it has none."""
-    section: str = getattr(part, "section", "")
-    return section
+    return cast(str, getattr(part, "section", ""))
 
 
 def summary_of(part: Any) -> str:
     """What a part is, in one line."""
-    said: str = getattr(part, "summary", "") or (part.__doc__ or "").partition("\n")[0]
-    return said
+    return cast(str, getattr(part, "summary", "") or (part.__doc__ or "").partition("\n")[0])
 
 
 def described(documented: Any) -> dict[str, str]:

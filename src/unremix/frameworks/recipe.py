@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from inspect import signature
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from torch import nn
 
@@ -128,8 +128,7 @@ def find_recipe(name: str) -> Recipe:
     Raises:
         ValueError: If there is none; it names the nearest.
     """
-    recipe: Recipe = _find("recipe", name, RECIPES)
-    return recipe
+    return cast(Recipe, _find("recipe", name, RECIPES))
 
 
 @dataclass(frozen=True)
@@ -209,8 +208,7 @@ class Composition:
         shared = getattr(self.framework, "loss_options", ())
         given = vars(self.make_options("framework")) if shared else {}
         further = {name: given[name] for name in shared if given[name] is not None}
-        loss: TwoViewLoss = make(temperature=self.temperature, gather=gather, **further)
-        return loss
+        return cast(TwoViewLoss, make(temperature=self.temperature, gather=gather, **further))
 
     def make_framework(
         self, encoder: nn.Module, head: nn.Sequential, *, gather: bool = False
@@ -234,8 +232,7 @@ class Composition:
         }
         wanted = signature(self.framework).parameters
         chosen = {name: value for name, value in available.items() if name in wanted}
-        framework: Framework = self.framework(**chosen)
-        return framework
+        return cast(Framework, self.framework(**chosen))
 
 
 def compose(

@@ -149,11 +149,6 @@ class FindsFalseNegatives(nn.Module):
         if false_negatives is not None and false_negatives.rule == "threshold":
             self.thresholds = Thresholds(false_negatives.samples)
 
-    @property
-    def needs_ids(self) -> bool:
-        """Whether calls need ``ids=``, since something is remembered of each sample."""
-        return self.false_negatives is not None and self.false_negatives.needs_ids
-
     def check_evidence(self, what: str, *, ids: bool = False) -> None:
         """Refuse evidence that is not available, where anchors are not plain views of samples.
 

@@ -32,22 +32,18 @@ def refusal(
     options: Options, like: Tensor, extra: bool = False, temperature: Tensor | float = 1.0
 ) -> str | None:
     """Why this engine does not serve such a loss; None if it does."""
-    weighting = options.weighting
-    if like.device.type != "cpu":
-        return f"it runs on the CPU, not on {like.device.type}"
-    if extra:
-        return "it does not serve anchors with extra negatives"
-    if isinstance(temperature, Tensor):
-        return "it does not serve a temperature that is a tensor"
-    if weighting.components and weighting.similarity_gradient:
-        return "it does not serve gradient through the weights"
-    if weighting.components and (weighting.scaling != "minmax" or weighting.sharpness is not None):
-        return "it serves uniform weights and mixes with scaling='minmax'"
-    if weighting.filter is not None:
-        return "it does not serve false_negatives"
-    if len(weighting.components) > MOST_COMPONENTS:
-        return f"it serves at most {MOST_COMPONENTS} components"
-    return missing(like.dtype)
+    weighting, mixed = options.weighting, len(options.weighting.components)
+    scaled = weighting.scaling == "minmax" and weighting.sharpness is None
+    reasons = {
+        f"it runs on the CPU, not on {like.device.type}": like.device.type != "cpu",
+        "it does not serve anchors with extra negatives": extra,
+        "it does not serve a temperature that is a tensor": isinstance(temperature, Tensor),
+        "it does not serve gradient through the weights": mixed and weighting.similarity_gradient,
+        "it serves uniform weights and mixes with scaling='minmax'": mixed and not scaled,
+        "it does not serve false_negatives": weighting.filter is not None,
+        f"it serves at most {MOST_COMPONENTS} components": mixed > MOST_COMPONENTS,
+    }
+    return next((why for why, holds in reasons.items() if holds), None) or missing(like.dtype)
 
 
 def evaluate(tensors: Sequence[Any], wanted: Sequence[bool], problem: Problem) -> Evaluated:

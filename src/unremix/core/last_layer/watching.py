@@ -207,19 +207,19 @@ def watch(
             "expected last_layer or projection, got both; pass the one that makes the embeddings"
         )
     given: Any = last_layer if projection is None else projection
-
-    def kind(each: Any) -> LastLayer | Projection:
-        is_parameter = projection is not None or isinstance(each, Tensor)
-        return Projection(each) if is_parameter else LastLayer(each)
-
-    if not isinstance(given, tuple):
-        return None if given is None else kind(given)
-    if len(given) != 2:
+    if given is None:
+        return None
+    encoders = given if isinstance(given, tuple) else (given,)
+    if isinstance(given, tuple) and len(given) != 2:
         name = "last_layer" if projection is None else "projection"
         raise ValueError(
             f"expected {name} to be one or a pair, got {len(given)}; pass one for each encoder"
         )
-    return TwoLayers(*(kind(each) for each in given))
+    layers = [
+        LastLayer(each) if projection is None and not isinstance(each, Tensor) else Projection(each)
+        for each in encoders
+    ]
+    return TwoLayers(*layers) if len(layers) == 2 else layers[0]
 
 
 def _split(module: nn.Module) -> tuple[nn.Linear, nn.Module | None]:
