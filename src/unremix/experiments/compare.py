@@ -268,7 +268,7 @@ def compare(
         config: What to compare.
         train: The options that all runs share; its recipe, seed, name, runs, resume and progress do
             not count. Its threads, if given, are those of each process.
-        command: The command that asked for it, for the table; made of the options by default.
+        command: The command that asked for it, for the table; by default one of the options.
         console: Where to show progress.
 
     Returns:

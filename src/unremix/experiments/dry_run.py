@@ -268,7 +268,7 @@ def estimate(
         seconds: How long the steps may take, about.
 
     Raises:
-        ValueError: For options or data that no run can be made of.
+        ValueError: For options or data that cannot be trained.
     """
     if config.epochs < 1:
         raise ValueError("expected at least 1 epoch to estimate, got 0")
@@ -346,7 +346,7 @@ def _notes(data_are_real: bool, config: TrainConfig, estimates: Sequence[Estimat
             "were published; reading and decoding are not in the time."
         )
     if any(one.scale > 1 for one in estimates):
-        notes.append("Scaled figures take cost as proportional to the batch.")
+        notes.append("Scaled numbers assume that the cost is proportional to the batch.")
     return notes
 
 
@@ -354,7 +354,7 @@ def dry_run(config: TrainConfig, console: Console | None = None) -> Estimate:
     """Print what a training run will take: ``unremix train --dry_run``.
 
     Raises:
-        ValueError: For options or data that no run can be made of.
+        ValueError: For options or data that cannot be trained.
     """
     console = console or Console()
     if config.resume is not None:

@@ -99,7 +99,7 @@ def share_out(
         gpus: Names of the GPUs that may be used.
         jobs: Runs at a time, if they are given.
         threads: CPU threads of each process, if they are given.
-        processes: Processes of a run, each with a GPU of its own.
+        processes: Processes of a run; with GPUs, each has one.
 
     Example:
         >>> share_out(3, cores=8)
@@ -284,7 +284,7 @@ class Process:
             os.killpg(self.process.pid, number)
 
     def wait(self, seconds: float) -> int | None:
-        """The exit code; None if it has not ended after so many seconds."""
+        """The exit code; None if it has not ended within this many seconds."""
         deadline = time.monotonic() + seconds
         while (code := self.poll()) is None and time.monotonic() < deadline:
             time.sleep(POLL)

@@ -90,7 +90,7 @@ class Job:
 
     @property
     def processes(self) -> int:
-        """How many processes it has, each with a GPU of its own where it uses GPUs."""
+        """How many processes it has; if it uses GPUs, each has one."""
         return self.train.devices if isinstance(self.train.devices, int) else 1
 
 
@@ -219,7 +219,7 @@ def train_config(*options: Mapping[str, Any]) -> TrainConfig:
 
 
 def make_job(row: str, train: TrainConfig) -> Job:
-    """A run under a name made of its options: equal options give the same name everywhere.
+    """A run that is named by its options: equal options give the same name everywhere.
 
     Only options that differ from the defaults count, so that a new option does not rename old runs.
     The first default of an option that has got another one counts as the default here.

@@ -234,7 +234,7 @@ def _run(settings: Sequence[Setting], laboratory: Laboratory, command: str) -> i
             try:
                 write(setting, command)
                 written[name] = True
-            except ValueError as error:  # of the data; the others go on
+            except ValueError as error:  # of the data; the others continue
                 written[name] = False
                 laboratory.say(f"{name} is left out: {error}")
 
@@ -288,7 +288,7 @@ def write(setting: Setting, command: str) -> Made:
         paragraphs += [*([f"{title}:"] if title else []), grid.to_markdown()]
     paragraphs += [*made.notes, *experiment.notes]
     if setting.scale == "smoke" and jobs:
-        paragraphs.append("The scale smoke shows that everything runs; its figures mean nothing.")
+        paragraphs.append("The scale smoke shows that everything runs; its numbers mean nothing.")
     if missing:
         paragraphs.append(f"Unfinished: {missing} of {len(jobs)} runs to come.")
     paragraphs += [f"![{name}]({name}.svg)" for name in made.figures]

@@ -225,7 +225,7 @@ class Results:
         return [replace(self.records[job.name], row=job.row) for job in done]
 
     def cpu_seconds(self, jobs: Iterable[Job]) -> list[float]:
-        """What the finished runs among some have cost, as far as it is known."""
+        """CPU seconds of those of some jobs that are done and whose cost is known."""
         return [one.cpu_seconds for one in self.of(jobs) if one.cpu_seconds is not None]
 
     @property

@@ -224,7 +224,7 @@ def groups_of(arms: Iterable[Arm], within: Within) -> list[str]:
 
 @dataclass(frozen=True)
 class Standing:
-    """The state of a study: its arms and runs, as far as the results decide them."""
+    """The state of a study: the arms and runs that its results have decided so far."""
 
     study: Study
     results: Results
@@ -234,7 +234,7 @@ class Standing:
         return self.results.of([self.study.job(stage, arm, seed) for seed in seeds])
 
     def values(self, stage: Stage, arm: Arm, seeds: Iterable[int]) -> list[float]:
-        """The study's measure of an arm's finished runs, as far as they have it."""
+        """The study's measure of those of an arm's finished runs that have it."""
         measured = [one.measure(self.study.measure) for one in self.records(stage, arm, seeds)]
         return [value for value in measured if value is not None]
 
@@ -307,7 +307,7 @@ class Standing:
         return 60 * self.results.core_hours / made if made else self.study.core_minutes
 
     def planned(self) -> list[tuple[str, int, int, int]]:
-        """Of each rung: its stage, arms, runs and runs to be made, as far as they are known.
+        """For each rung: its stage, arms, runs and missing runs.
 
         Arms of later rungs and of ``best_of`` are estimated until the runs that choose them have
         ended.

@@ -26,7 +26,7 @@ from unremix.training.record import versions
 
 ASIDE = ("top5",)  # measures that the files list and the table leaves out
 FILE_WIDTH = 400  # characters in a line of a table, where no terminal limits them
-SIDE_BY_SIDE = 3  # up to so many measures, differences stand beside the values
+SIDE_BY_SIDE = 3  # up to this many measures, differences stand beside the values
 TWO_DECIMALS = 10_000  # samples measured, from which a hundredth of a percent is no rounding
 
 

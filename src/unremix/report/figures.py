@@ -105,7 +105,7 @@ class Bars:
     level: bool = False  # whether they are level lines across the group instead: a baseline
 
 
-FEW_GROUPS = 3  # up to here every group has an axis of its own
+FEW_GROUPS = 3  # up to this many groups, each has its own axis
 MOST_ABOVE = 1.6  # of the tallest bar: a paper's figures above that would make the bars too small
 
 

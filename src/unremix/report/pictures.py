@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor
 
-BLOCK = 16  # JPEG compresses blocks of so many pixels: a tile of whole blocks has clean edges
+BLOCK = 16  # side of the blocks that JPEG compresses: a tile of whole blocks has clean edges
 LOSSLESS_PIXELS = 400_000  # fewer are kept as they are
 
 
@@ -25,7 +25,7 @@ class Atlas:
 
 
 def shrunk(images: Tensor, most: int) -> Tensor:
-    """Images, uint8 (n, C, S, S), with at most so many pixels per side."""
+    """Images, uint8 (n, C, S, S), with at most this many pixels per side."""
     if images.shape[-1] <= most:
         return images
     scaled = F.interpolate(images.float(), (most, most), mode="bilinear", antialias=True)
