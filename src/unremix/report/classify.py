@@ -166,7 +166,7 @@ def write_classified(
 def _predict(source: Source, labels: str | Path | Mapping[str, str], seed: int) -> Predictions:
     where = "the labels" if isinstance(labels, Mapping) else str(labels)
     lines = _label_pairs(labels) if isinstance(labels, Mapping) else _label_lines(Path(labels))
-    by_row = _rows_of(source, enumerate(lines, start=1), where)
+    by_row = _rows_of(source, lines, where)
     classes = sorted(set(by_row.values()))
     given = np.full(len(source.names), -1, dtype=np.int64)
     for row, label in by_row.items():
@@ -186,22 +186,22 @@ def _leaked(source: Source, given: Integers, fold: Integers) -> NDArray[np.bool_
     return leaked
 
 
-def _label_pairs(labels: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    """Name and label of each item.
+def _label_pairs(labels: Mapping[str, str]) -> Iterator[tuple[int, str, str]]:
+    """Number, from 1, name and label of each item.
 
     Raises:
         TypeError: For labels that are no text, such as numbers or a missing value.
     """
-    for name, label in labels.items():
+    for number, (name, label) in enumerate(labels.items(), start=1):
         if not isinstance(label, str):
             raise TypeError(
                 f"expected text as each label, got {label!r} for {name!r}; give its class's name"
             )
-        yield name, label
+        yield number, name, label
 
 
-def _label_lines(path: Path) -> Iterator[tuple[str, str]]:
-    """Name and label on each line of a file, without its heading; empty for an empty line."""
+def _label_lines(path: Path) -> Iterator[tuple[int, str, str]]:
+    """Number, from 1, name and label of each line of a file but its heading and empty ones."""
     if not path.is_file():
         raise FileNotFoundError(f"expected labels at {str(path)!r}, found no file")
     text = read_text(path).removeprefix("\ufeff")
@@ -214,19 +214,16 @@ def _label_lines(path: Path) -> Iterator[tuple[str, str]]:
     name, label = columns if has_heading else (0, 1)
     for number, row in enumerate(rows, start=1):
         if (number == 1 and has_heading) or not any(cell.strip() for cell in row):
-            yield "", ""
-        elif len(row) <= max(name, label):
+            continue
+        if len(row) <= max(name, label):
             raise ValueError(
                 f"expected a name and a label in line {number} of {path}, got {row}; separate them "
                 "by a comma or a tab"
             )
-        else:
-            yield row[name].strip(), row[label].strip()
+        yield number, row[name].strip(), row[label].strip()
 
 
-def _rows_of(
-    source: Source, lines: Iterator[tuple[int, tuple[str, str]]], where: str
-) -> dict[int, str]:
+def _rows_of(source: Source, lines: Iterator[tuple[int, str, str]], where: str) -> dict[int, str]:
     """The label of each labeled row.
 
     Raises:
@@ -235,7 +232,7 @@ def _rows_of(
     found: dict[int, str] = {}
     first: dict[int, int] = {}
     unknown, twice = [], []
-    for number, (name, label) in lines:
+    for number, name, label in lines:
         if not label:
             continue
         row = source.row_of(name)

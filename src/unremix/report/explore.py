@@ -95,15 +95,17 @@ def write_explore(source: Source, output: str | Path | None = None) -> tuple[Pat
     units = normalize(torch.nan_to_num(sample.features.float()))[0]
     neighbors = torch.from_numpy(stored.arrays["neighbors"].astype("int64"))
     cosines = torch.from_numpy(stored.arrays["cosines"])
-    labeled = stored.about["labels"] is not None
+    labels = (
+        None if stored.about["labels"] is None else sample.labels
+    )  # a class alone shows nothing
     found = find_clusters(units.numpy(), min(MOST_CLUSTERS, usual_clusters(len(units))))
-    names = [stored.about["classes"][label] for label in stored.about["labels"]] if labeled else []
+    names = [stored.about["classes"][label] for label in stored.about["labels"] or ()]
     clusters = [
         {"items": rows[:CENTRAL], "holds": most_frequent(names, rows) if names else ""}
         for rows in map(np.ndarray.tolist, found.members)
     ]
     threshold = fitting_threshold(cosines[:, 0].numpy()) if cosines.numel() else 1.0
-    suspicious, doubted = _suspicious(units, sample.labels if labeled else None)
+    suspicious, doubted = _suspicious(units, labels)
     whole = {n: name for n, name in enumerate(sample.names) if name != stored.about["names"][n]}
     stored.about["clusters"] = found.cluster.tolist()
     data = page_data(stored) | {
@@ -113,7 +115,7 @@ def write_explore(source: Source, output: str | Path | None = None) -> tuple[Pat
         "suspicious": suspicious,
         "whole": whole,
     }
-    says = _says(source, sample, units, cosines, threshold, doubted, labeled)
+    says = _says(source, sample, units, cosines, threshold, doubted, labels)
     page = render(
         "explore.html",
         "explore",
@@ -180,7 +182,7 @@ def _says(
     cosines: Tensor,
     threshold: float,
     suspicious: int,
-    labeled: bool,
+    labels: Tensor | None,
 ) -> list[str]:
     """What was found, a sentence each."""
     says = []
@@ -189,8 +191,8 @@ def _says(
             f"The page shows {len(units):,} {source.unit}, {sample.how_drawn}. All are looked at "
             "by 'unremix duplicates' and 'unremix cluster'."
         )
-    if labeled and sample.labels is not None:
-        labels = sample.labels.unique(return_inverse=True)[1]
+    if labels is not None:
+        labels = labels.unique(return_inverse=True)[1]
         k = usual_neighbors(labels, MOST_NEIGHBORS)
         accuracy = leave_one_out_knn(units, labels, k=k)
         others = f"{k} nearest others" if k > 1 else "nearest other"
