@@ -192,13 +192,8 @@ def _of_model(model: Run | ReadyEncoder, place: str | None) -> Source:
 
 
 def _arrays(features: Features) -> dict[str, Any]:
-    embeddings = check_embeddings(features.embeddings).numpy()
-    arrays = {"embeddings": embeddings, "names": np.array(features.names)}
-    if features.labels is not None:
-        arrays["labels"] = features.labels.numpy()
-    if features.classes is not None:
-        arrays["classes"] = np.array(list(features.classes))
-    return arrays
+    kept = features._replace(embeddings=check_embeddings(features.embeddings))
+    return {name: np.asarray(one) for name, one in kept._asdict().items() if one is not None}
 
 
 def _features(arrays: dict[str, Any]) -> Features:
