@@ -45,6 +45,15 @@ def test_what_the_page_finds(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert "http://" not in text.replace("http://www.w3.org/2000/svg", "")
 
 
+def test_one_neighbor_is_named_as_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "few.npz"
+    rows = np.random.default_rng(0).normal(size=(12, 4)).astype(np.float32)
+    np.savez(file, embeddings=rows, labels=np.arange(12) % 3)
+    text, _ = explored(tmp_path, str(file))
+    assert "each of 12 items by its nearest other" in capsys.readouterr().out
+    assert "classified by its nearest neighbor among the others" in text
+
+
 def test_every_batch_has_the_scores_of_the_library(tmp_path: Path) -> None:
     file = embedded(tmp_path, 1000, labeled=False, pictures=False)
     _, data = explored(tmp_path, file)
