@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 from unremix.core.checks import check_choice, check_count
 from unremix.core.scores import PAPER_COMPONENTS
 from unremix.mining.embeddings import Floats, digest_of, kept_embeddings, unit_rows
-from unremix.mining.filters import Lists, similarity_of_pairs
 from unremix.mining.index import Kind
 from unremix.mining.mine import Sampling
 from unremix.mining.mine import mine_hard_negatives as mine
-from unremix.mining.rescoring import Rescoring, ScorePairs
+from unremix.mining.pairs import Lists, Rescoring, ScorePairs, similarity_of_pairs
 
 if TYPE_CHECKING:
     from datasets import Dataset

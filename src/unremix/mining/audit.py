@@ -10,7 +10,8 @@ import torch
 
 from unremix.audit import matched_rates
 from unremix.mining.embeddings import Floats, open_embeddings, unit_rows
-from unremix.mining.filters import as_lists, forbidden_rows
+from unremix.mining.filters import forbidden_rows
+from unremix.mining.pairs import as_lists
 
 ANCHORS_AT_ONCE = 64
 

@@ -20,16 +20,9 @@ from unremix.files.atomic_files import write_arrays
 from unremix.files.npz import read_arrays
 from unremix.files.seals import is_sealed, write_sealed
 from unremix.mining.embeddings import Floats, Integers, digest_of, open_embeddings, unit_rows
-from unremix.mining.filters import (
-    REASONS,
-    Lists,
-    as_lists,
-    forbidden_rows,
-    highest_similarity,
-    similarity_of_pairs,
-)
+from unremix.mining.filters import REASONS, forbidden_rows, highest_similarity
 from unremix.mining.index import GROWTH, Advance, Allowed, Index, Kind, make_index
-from unremix.mining.rescoring import Rescoring, ScorePairs
+from unremix.mining.pairs import Lists, Rescoring, ScorePairs, as_lists, similarity_of_pairs
 from unremix.mining.selection import choose_greedily, choose_largest, pool_scores
 
 Sampling = Literal["importance", "top", "random"]
