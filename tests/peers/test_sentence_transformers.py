@@ -30,7 +30,13 @@ from sentence_transformers.util import cos_sim, dot_score
 from torch import Tensor, nn
 from transformers import AutoTokenizer, BertConfig, BertModel
 
-from unremix.adapters.sentence_transformers import LOSS_FILE, MixCallback, UnReMixLoss
+from unremix.adapters.sentence_transformers import (
+    LOSS_FILE,
+    MiningCallback,
+    MixCallback,
+    UnReMixLoss,
+    mine_hard_negatives,
+)
 
 WORDS = "the a cat dog bird sat ran flew on under over mat roof tree house fast slow red".split()  # noqa: SIM905
 DIRECTIONS = [
@@ -556,3 +562,35 @@ def test_what_is_refused(model: SentenceTransformer, options: Any, message: str)
 def test_one_column_is_refused(model: SentenceTransformer) -> None:
     with pytest.raises(ValueError, match="expected at least 2 columns"):
         UnReMixLoss(model).compute_loss_from_embeddings([torch.randn(3, 4)])
+
+
+def test_negatives_are_mined_again_during_training(
+    model: SentenceTransformer, tmp_path: Path
+) -> None:
+    options: dict[str, Any] = {
+        "num_negatives": 2, "relative_margin": None, "duplicate_threshold": 2,
+    }  # fmt: skip
+    callback = MiningCallback(pairs(), model, 2, **options)
+    assert callback.dataset.column_names == ["anchor", "positive", "negative_1", "negative_2"]
+    first, rounds, mine = callback.dataset[:], [], callback._mine
+
+    def noted() -> Dataset:
+        rounds.append(trainer.state.global_step)
+        return mine()
+
+    callback._mine = noted  # type: ignore[method-assign]
+    loss_fn = UnReMixLoss(model, weights="mined")
+    trainer = SentenceTransformerTrainer(
+        model=model, args=arguments(tmp_path), train_dataset=callback.dataset, loss=loss_fn,
+        callbacks=[callback],
+    )  # fmt: skip
+    trainer.train()
+    assert rounds == [2]  # not after the last step, 4
+    assert callback.dataset[:] != first
+    callback.on_train_begin(None, trainer.state, None)  # as training resumes
+    fresh = mine_hard_negatives(pairs(), model, output_format="n-tuple", verbose=False, **options)
+    assert callback.dataset[:] == fresh[:]
+    with pytest.raises(ValueError, match=r"except output_format.*got output_scores"):
+        MiningCallback(pairs(), model, 2, output_scores=True)
+    with pytest.raises(ValueError, match="expected every to be a whole number"):
+        MiningCallback(pairs(), model, 0)

@@ -15,6 +15,7 @@ import small_runs
 from PIL import Image
 
 import unremix
+from unremix.cli.commands import SUMMARIES
 
 TORTURE = os.environ.get("UNREMIX_TORTURE") == "1"
 
@@ -56,7 +57,11 @@ def strange(tmp_path_factory: pytest.TempPathFactory) -> Path:
     Image.fromarray(np.zeros((8, 8), np.uint8)).save(folder / "named" / "q.png")
     small_runs.digits(folder / "named", width=4)
     rows = np.random.default_rng(0).normal(size=(60, 4)).astype(np.float32)
-    np.savez(folder / "named" / "x.npz", embeddings=rows)
+    names = [f"n{number}" for number in range(60)]
+    np.savez(folder / "named" / "x.npz", embeddings=rows, names=np.array(names))
+    (folder / "named" / "labels.csv").write_text(
+        "name,label\n" + "".join(f"{name},{'ab'[n % 2]}\n" for n, name in enumerate(names[:30]))
+    )
     (folder / "named" / "pairs.tsv").write_text(
         "".join(f"{n}\t{(n + 1) % 60}\n" for n in range(60))
     )
@@ -83,7 +88,12 @@ COMMANDS = {
     "neighbors": ["neighbors", "named/digits", "--query", "named/q.png", "-o", "named/n.html"],
     "duplicates": ["duplicates", "named/digits", "-o", "named/d.html"],
     "cluster": ["cluster", "named/digits", "-o", "named/c.html"],
+    "explore": ["explore", "named/x.npz", "-o", "named/x.html"],
+    "classify": ["classify", "named/x.npz", "--labels", "named/labels.csv", "-o", "named/p.csv"],
+    "init": ["train", "--data", "digits", "--init", "named/digits", *SMALL, "--runs", "named",
+             "--name", "begun"],
     "study": ["study", "named/study.yaml"],
+    "reproduce": ["reproduce", "mix", "--scale", "smoke", "--dry_run", "--output", "named/mix"],
     "recipes": ["recipes"],
     "doctor": ["doctor"],
 }  # fmt: skip
@@ -130,6 +140,10 @@ def test_what_is_looked_for_is_found(code: str, what: str, strange: Path, tmp_pa
     here = [] if "secrets" in code else ["-I"]  # isolated, Python looks into no current folder
     _, _, found = traced([sys.executable, *here, "-c", code], strange, tmp_path)
     assert any(one.startswith(what) for one in found), found
+
+
+def test_every_command_is_tried() -> None:
+    assert {words[0] for words in COMMANDS.values()} == set(SUMMARIES)
 
 
 @pytest.mark.parametrize("command", COMMANDS if TORTURE else ["report", "train"])

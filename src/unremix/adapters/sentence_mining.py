@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
+from unremix.adapters import needed_for
 from unremix.core.checks import check_choice, check_count
 from unremix.core.scores import PAPER_COMPONENTS
 from unremix.mining.embeddings import Floats, digest_of, kept_embeddings, unit_rows
@@ -13,6 +14,9 @@ from unremix.mining.index import Kind
 from unremix.mining.mine import Sampling
 from unremix.mining.mine import mine_hard_negatives as mine
 from unremix.mining.pairs import Lists, Rescoring, ScorePairs, similarity_of_pairs
+
+with needed_for("sentence_transformers"):
+    from transformers import TrainerCallback
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -46,6 +50,7 @@ def mine_hard_negatives(
     output_scores: bool = False,
     batch_size: int = 32,
     use_faiss: bool | Kind = False,
+    use_multi_process: bool | list[str] = False,
     verbose: bool = True,
     cache_folder: str | None = None,
     duplicate_threshold: float = 0.95,
@@ -61,8 +66,7 @@ def mine_hard_negatives(
     negatives, except that it looks further where that function finds too few, unless ``range_max``
     or a cross-encoder says how far, and leaves out the text of the anchor, texts that differ from
     it or from a positive in case and white space only, and further rows with equal embeddings.
-    Similarity is the cosine for every model. It has no ``faiss_batch_size`` and
-    ``use_multi_process``.
+    Similarity is the cosine for every model. It has no ``faiss_batch_size``.
 
     Args:
         dataset: Pairs; an anchor in several rows has several positives.
@@ -93,6 +97,8 @@ def mine_hard_negatives(
         output_scores: Whether to add the similarities of the positive and the negatives.
         batch_size: For embedding.
         use_faiss: False for the exact search in blocks; True for ``flat``; or ``ivf``, ``hnsw``.
+        use_multi_process: Whether several processes embed: one per device of the library's
+            choice, or of those named, such as ``["cpu", "cpu"]``.
         verbose: Whether to print what was found and left out.
         cache_folder: Keeps embeddings, index and finished blocks.
         duplicate_threshold: The cosine from which a text is a near-duplicate of a positive.
@@ -127,7 +133,18 @@ def mine_hard_negatives(
         if folder is not None:
             kept = folder / f"{what}-{digest_of(*_identity(model), prompts, some)}.npy"
         options = {"batch_size": batch_size, "show_progress_bar": verbose, **prompts}
-        return kept_embeddings(kept, lambda: encode(some, convert_to_numpy=True, **options))
+
+        def encoded() -> Floats:
+            if not use_multi_process:
+                return encode(some, convert_to_numpy=True, **options)  # type: ignore[no-any-return]
+            named = None if use_multi_process is True else use_multi_process
+            pool = model.start_multi_process_pool(target_devices=named)
+            try:
+                return encode(some, pool=pool, **options)  # type: ignore[no-any-return]
+            finally:
+                model.stop_multi_process_pool(pool)
+
+        return kept_embeddings(kept, encoded)
 
     queries = embed("query", anchors, prompt_name=query_prompt_name, prompt=query_prompt)
     rows = embed("document", texts, prompt_name=corpus_prompt_name, prompt=corpus_prompt)
@@ -178,6 +195,72 @@ def mine_hard_negatives(
 
     made: Dataset = Dataset.from_dict(columns)
     return made
+
+
+class MiningCallback(TrainerCallback):
+    """Mines hard negatives again every so many steps, with the model as it then is.
+
+    Args:
+        pairs: Anchors and positives in the first two columns, or in those that ``options`` name.
+        model: The model that is trained.
+        every: Steps of the trainer between two rounds.
+        options: Those of :func:`mine_hard_negatives`, except the format.
+
+    Attributes:
+        dataset: For the trainer: the pairs with ``num_negatives`` further columns, always those
+            mined last. Pairs for which the first round finds fewer are left out; where a later one
+            does, they keep what they have.
+
+    Example:
+        ``SentenceTransformerTrainer(model, args, train_dataset=callback.dataset, loss=loss,
+        callbacks=[callback])``
+    """
+
+    def __init__(self, pairs: Dataset, model: SentenceTransformer, every: int, **options: Any):
+        if refused := {"output_format", "output_scores", "include_positives"} & options.keys():
+            raise ValueError(
+                "expected options of mine_hard_negatives except output_format, output_scores and "
+                f"include_positives, got {', '.join(sorted(refused))}; leave it out: the data are "
+                "anchors, positives and negatives"
+            )
+        check_count("every", every, 1, "use a number of steps between two rounds")
+        self.pairs, self.model, self.every = pairs, model, every
+        self.options = {"verbose": False, **options}
+        self.mined: dict[tuple[str, str], list[str]] = {}
+        self.dataset = self._mine()
+        if not len(self.dataset):
+            raise ValueError(
+                "expected pairs with enough negatives, got none; lower num_negatives, or let the "
+                "margins allow more"
+            )
+        self.dataset.set_transform(self._with_negatives)
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Mine with the model that training resumes with."""
+        if state.global_step:
+            self._mine()
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Mine when it is time."""
+        if state.global_step % self.every == 0 and state.global_step < state.max_steps:
+            self._mine()
+
+    def _mine(self) -> Dataset:
+        """Pairs with their negatives, which are remembered."""
+        trained = self.model.training
+        found = mine_hard_negatives(self.pairs, self.model, output_format="n-tuple", **self.options)
+        self.model.train(trained)  # embedding ends in evaluation
+        rows = zip(*(found[name] for name in found.column_names), strict=True)
+        self.mined |= {(anchor, positive): others for anchor, positive, *others in rows}
+        return found
+
+    def _with_negatives(self, batch: dict[str, list[Any]]) -> dict[str, list[Any]]:
+        """The rows of a batch with the negatives mined last."""
+        anchors, positives, *others = batch
+        pairs = zip(batch[anchors], batch[positives], strict=True)
+        columns = zip(*(self.mined[pair] for pair in pairs), strict=True)
+        mined = dict(zip(others, map(list, columns), strict=True))
+        return {anchors: batch[anchors], positives: batch[positives], **mined}
 
 
 def _columns(dataset: Dataset, anchor: str | None, positive: str | None) -> tuple[str, str]:

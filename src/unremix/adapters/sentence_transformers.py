@@ -47,6 +47,7 @@ with needed_for("sentence_transformers"):
     from transformers.trainer import TRAINER_STATE_NAME
 
 # It needs NumPy, which comes with sentence-transformers.
+from unremix.adapters.sentence_mining import MiningCallback as MiningCallback
 from unremix.adapters.sentence_mining import mine_hard_negatives as mine_hard_negatives
 
 Direction = Literal["query_to_doc", "query_to_query", "doc_to_query", "doc_to_doc"]

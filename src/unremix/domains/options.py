@@ -194,7 +194,7 @@ class TrainConfig:
     keep: Keep = option("last")
     blend: float = option(0.5, least=0, most=1, rare=True)
     least_kept: float | None = option(least=0, most=1, rare=True)
-    weight_decay: float = option(1e-6)
+    weight_decay: float = option(1e-6, least=0)
     warmup_epochs: int = option(0, least=0)
     schedule: ScheduleName = option("constant")
     clip: float | None = option(above=0, rare=True)
