@@ -112,16 +112,15 @@ def shown(measure: Mapping[str, Any] | None) -> str:
     def number(value: float) -> str:
         return f"{factor * value:.{digits}f}"
 
-    if "low" in measure:
-        ends = f" [{number(measure['low'])}–{number(measure['high'])}]"
-        return number(measure["value"]) + ends
-    spread = _spread_in(measure)
-    return number(measure["value"]) + (f" ± {number(measure[spread])}" if spread else "")
+    value, spread = number(measure["value"]), _spread_in(measure)
+    if spread == "low":
+        return f"{value} [{number(measure['low'])}–{number(measure['high'])}]"
+    return value if spread is None else f"{value} ± {number(measure[spread])}"
 
 
 def _spread_in(measure: Mapping[str, Any]) -> str | None:
     """The interval or spread that is shown beside a measure, if it has one."""
-    return next((spread for spread in SPREADS if spread in measure), None)
+    return next((name for name in SPREADS if measure.get(name) is not None), None)
 
 
 def card_table(card: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
