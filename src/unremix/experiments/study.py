@@ -229,13 +229,13 @@ class Standing:
     study: Study
     results: Results
 
-    def records(self, stage: Stage, arm: Arm, seeds: Iterable[int]) -> list[Record]:
-        """What came out of an arm's finished runs."""
-        return self.results.of([self.study.job(stage, arm, seed) for seed in seeds])
+    def records(self, stage: Stage, arms: Iterable[Arm], seeds: Sequence[int]) -> list[Record]:
+        """What came out of the finished runs of some arms."""
+        return self.results.of(self.study.job(stage, arm, seed) for arm in arms for seed in seeds)
 
-    def values(self, stage: Stage, arm: Arm, seeds: Iterable[int]) -> list[float]:
+    def values(self, stage: Stage, arm: Arm, seeds: Sequence[int]) -> list[float]:
         """The study's measure of those of an arm's finished runs that have it."""
-        measured = [one.measure(self.study.measure) for one in self.records(stage, arm, seeds)]
+        measured = [one.measure(self.study.measure) for one in self.records(stage, [arm], seeds)]
         return [value for value in measured if value is not None]
 
     def best(

@@ -10,7 +10,7 @@ from statistics import fmean
 
 from unremix.experiments import tables
 from unremix.experiments.results import Record
-from unremix.experiments.study import Arm, Stage, Standing, group_of, name_of_arm
+from unremix.experiments.study import Arm, Standing, group_of, name_of_arm
 from unremix.experiments.tables import Grid, Measure
 from unremix.files.atomic_files import write_text
 from unremix.report.charts import Chart, Row, mean_line
@@ -42,11 +42,6 @@ AUDIT_CHARTS = {
 MOST_CURVES = 6  # settings in one figure
 
 
-def _records(standing: Standing, stage: Stage, arms: Sequence[Arm]) -> list[Record]:
-    """What came out of the finished runs of some arms of a stage."""
-    return [one for arm in arms for one in standing.records(stage, arm, stage.seeds_of())]
-
-
 def _table(records: Sequence[Record], reference: str) -> str:
     rows = tables.table_rows(records, reference=reference)
     grids = tables.grids(rows, tables.measures_among(records), reference=reference)
@@ -68,7 +63,7 @@ def _equal_tuning(standing: Standing, name: str, arms: Sequence[Arm]) -> Iterato
             f"At equal tuning: the best of each {options} by mean {standing.study.measure}, "
             "chosen on these very seeds, which flatters every row alike."
         )
-        yield _table(_records(standing, stage, best), reference)
+        yield _table(standing.records(stage, best, stage.seeds_of()), reference)
 
 
 def _against_every_other(records: Sequence[Record], measure: Measure) -> Iterator[str]:
@@ -132,7 +127,7 @@ def audit_table(runs: Mapping[str, Sequence[Sequence[Row]]]) -> str:
 def _audit(standing: Standing, name: str, arms: Sequence[Arm], folder: Path) -> Iterator[str]:
     """What the weights of a stage's settings pick: a table of all, and curves of the best."""
     stage = standing.study.stages[name]
-    table = audit_table(_metrics(_records(standing, stage, arms)))
+    table = audit_table(_metrics(standing.records(stage, arms, stage.seeds_of())))
     if not table:
         return
     yield (
@@ -146,7 +141,7 @@ def _audit(standing: Standing, name: str, arms: Sequence[Arm], folder: Path) -> 
     if len(arms) > MOST_CURVES:
         keep = 1 if stage.within is not None else MOST_CURVES
         arms = standing.final_best(name, keep)[:MOST_CURVES]
-    runs = _metrics(_records(standing, stage, arms))
+    runs = _metrics(standing.records(stage, arms, stage.seeds_of()))
     figure = learning_curves(
         replace(chart, lines=[mean_line(name, seeds, column) for name, seeds in runs.items()])
         for column, chart in AUDIT_CHARTS.items()
@@ -159,7 +154,7 @@ def _audit(standing: Standing, name: str, arms: Sequence[Arm], folder: Path) -> 
 def _stage(standing: Standing, name: str, folder: Path) -> Iterator[str]:
     """A stage in Markdown; its figure is written to the folder."""
     study, stage, arms = standing.study, standing.study.stages[name], standing.arms(name)
-    records = _records(standing, stage, arms)
+    records = standing.records(stage, arms, stage.seeds_of())
     if not records:
         yield "No run has ended yet."
         return
