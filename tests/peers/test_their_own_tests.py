@@ -20,6 +20,7 @@ FILES = {
     "pytorch-metric-learning": [
         "tests/losses/test_ntxent_loss.py",
         "tests/losses/test_self_supervised_loss.py",
+        "tests/losses/test_losses_without_labels.py",
     ],
     "lightly": ["tests/loss/test_ntx_ent_loss.py"],
 }
