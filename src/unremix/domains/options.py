@@ -239,10 +239,9 @@ class TrainConfig:
         imports = options.get("imports")
         if imports is not None and not from_file and not isinstance(imports, str):
             options["imports"] = load_extensions(imports)
-        shared = {its.name for its in fields(self)}
-        further = {name: value for name, value in options.items() if name not in shared}
+        further = dict(options)
         for its in fields(self):
-            value = options.get(its.name)
+            value = further.pop(its.name, None)
             if isinstance(value, os.PathLike):
                 value = os.fspath(value)
             self._set(its.name, tuple(value) if isinstance(value, list) else value)

@@ -47,18 +47,14 @@ def read_idx(name: str, files: Mapping[str, Path]) -> ImageSplits:
     """A folder of idx files."""
     # In sorted order the unpacked file comes before the packed one, and counts.
     found: dict[tuple[str, str], Path] = {}
-    prefixes = set()
-    for file, path in files.items():
-        match = IDX_NAME.fullmatch(file)
-        if match:
-            prefixes.add(match["prefix"])
-            split = "train" if match["split"] == "train" else "test"
-            found.setdefault((split, match["kind"]), path)
-    if len(prefixes) > 1 or ("train", "images") not in found:
+    matches = {file: match for file in files if (match := IDX_NAME.fullmatch(file))}
+    for file, match in matches.items():
+        split = "train" if match["split"] == "train" else "test"
+        found.setdefault((split, match["kind"]), files[file])
+    if len({match["prefix"] for match in matches.values()}) > 1 or ("train", "images") not in found:
         raise ValueError(
             "expected the idx files of one data set with train-images-idx3-ubyte, got "
-            f"{', '.join(sorted(file for file in files if IDX_NAME.fullmatch(file)))}; put each "
-            "data set into a folder of its own"
+            f"{', '.join(sorted(matches))}; put each data set into a folder of its own"
         )
     parts = []
     for split in ("train", "test"):

@@ -20,7 +20,6 @@ import torch
 from PIL import Image, ImageOps, UnidentifiedImageError
 from torch import Tensor
 
-from unremix.domains.sampling import drawn
 from unremix.files.archives import RemoteSpan, Skipped, Span, Unusable, ZipSpan
 from unremix.files.atomic_files import read_bytes
 from unremix.files.remote import RemoteFile
@@ -151,12 +150,6 @@ class Split:
         labels = None if self.labels is None else [self.labels[index] for index in indices]
         names = [self.names[index] for index in indices]
         return Split(names, self.source.choose(indices), labels, self.classes)
-
-    def limited(self, limit: int | None) -> Split:
-        """At most ``limit`` images, drawn with a fixed seed, in their order here."""
-        if limit is None or limit >= len(self.names):
-            return self
-        return self.keep(drawn(len(self.names), limit).tolist())
 
     def divided(self, share: float) -> list[Split]:
         """These images without a share of them, drawn with a fixed seed, and that share."""

@@ -28,6 +28,7 @@ from unremix.domains.image.decoding import (
     reason_for,
     suffixes,
 )
+from unremix.domains.sampling import drawn
 from unremix.files.archives import RemoteSpan, Skipped, Span, Unusable, ZipSpan, zip_members
 from unremix.files.atomic_files import read_bytes
 from unremix.files.locate import locate
@@ -295,7 +296,8 @@ def find_splits(
     with quiet_pillow():
         found = _find(data)
     splits = found.splits if validation is None else found.splits[0].divided(validation)
-    return replace(found, splits=[split.limited(limit) for split in splits])
+    kept = [split.keep(drawn(len(split.names), limit).tolist()) for split in splits]
+    return replace(found, splits=kept)
 
 
 def name_and_suffix(path: Path) -> tuple[str, str]:

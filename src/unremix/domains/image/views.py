@@ -22,7 +22,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from unremix.console.quantities import counted
-from unremix.console.values import bounded, check_bounds, check_types
+from unremix.console.values import bounded, check_bounds, make_options
 from unremix.frameworks.randomness import uniforms
 
 BRIGHTNESS, CONTRAST, SATURATION, HUE = range(4)
@@ -196,9 +196,7 @@ class ImageShape:
 
 def shape_from(values: dict[str, Any]) -> ImageShape:
     """The shape from plain values."""
-    plain: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}
-    shape = ImageShape(**plain)
-    check_types(shape)
+    shape: ImageShape = make_options(ImageShape, values)
     sound = 1 <= shape.seen <= shape.image_size <= LARGEST_IMAGE and shape.channels in (1, 3)
     if not sound:
         raise ValueError(f"expected 1 or 3 channels and a size in pixels, got {shape}")

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from unremix.console.values import check_types
+from unremix.console.values import make_options
 from unremix.domains.base import Cut, Features, Ready, Trained, evaluating
 from unremix.domains.options import TrainConfig, is_code
 from unremix.domains.remembered import recall, remember
@@ -249,18 +249,15 @@ def _shape_of(words: Numbering, single: bool) -> SentenceShape:
 def shape_from(values: dict[str, Any]) -> AnyShape:
     """The same from plain values."""
     if "tokenizer" in values:
-        pretrained = PretrainedShape(**values)
-        check_types(pretrained)
+        pretrained: PretrainedShape = make_options(PretrainedShape, values)
         if pretrained.pooling not in (*POOLING, OWN) or pretrained.max_length < 1:
             raise ValueError(
                 f"expected a pooling among {', '.join(POOLING)} and max_length of at least 1, got "
                 f"{pretrained.pooling!r} and {pretrained.max_length}; restore shape.json"
             )
         return pretrained
-    lists = {name: tuple(values[name]) for name in ("words", "counts")}
-    shape = SentenceShape(**{**values, **lists})
-    check_types(shape)
-    if shape.unknown is None or min(shape.unknown, *shape.counts, 0) < 0:
+    shape: SentenceShape = make_options(SentenceShape, values)
+    if min(shape.unknown, *shape.counts, 0) < 0:
         raise ValueError(f"expected counts of words from 0 on, got {shape.unknown!r} and others")
     if len(shape.words) != len(shape.counts):
         raise ValueError(f"expected {len(shape.words)} counts of words, got {len(shape.counts)}")
