@@ -34,7 +34,7 @@ Observer = Callable[[Framework, int], dict[str, float]]
 """Measures a model after a number of epochs."""
 
 Measuring = Callable[[str, int, int], None]
-"""Told what is being measured, how much of it is done, and how much there is."""
+"""Called with what is being measured, how much of it is done, and how much there is."""
 
 
 class Features(NamedTuple):

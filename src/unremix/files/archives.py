@@ -1,8 +1,8 @@
 """Files inside archives, read where they are.
 
 No archive is ever unpacked, so no name in it can lead anywhere. Every thread and every process,
-forked or spawned, can read at once. What an archive promises is not believed: sizes are bounded
-before anything is read, and a header that leads back or never ends is refused.
+forked or spawned, can read at once. No archive is trusted: sizes are bounded before anything
+is read, and a header that leads back or never ends is refused.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""onnxruntime, which would tell its makers about its use."""
+"""onnxruntime, without its telemetry."""
 
 from __future__ import annotations
 

@@ -90,8 +90,8 @@ class Sample(NamedTuple):
 
 
 Samples = tuple[list[Sample], list[Skipped]]
-"""The samples of shards; and what was left out: samples without an image, and tars that end early
-or are none."""
+"""The samples of shards; and what was left out: samples without an image, and files that are no tar
+or end early."""
 
 
 def read_shards(shards: Sequence[tuple[str, Place]]) -> Samples:

@@ -5,8 +5,8 @@ instructions that CIFAR's pickles use. The few names in these stand for methods 
 below, which check all that is said of an array before NumPy sees it.
 
 The unpickler is the one written in Python, whose dictionaries can be replaced. The one written in C
-computes the hash of any tuple given as a key: nested tuples of a few hundred bytes keep it busy for
-ever, or overflow the stack.
+computes the hash of any tuple given as a key: nested tuples of a few hundred bytes keep it busy
+forever, or overflow the stack.
 """
 
 from __future__ import annotations
@@ -170,7 +170,7 @@ def _checked(name: str, value: Any) -> Any:
 
 
 class _Fields(dict[str, Any]):
-    """A dictionary by names: the hash of a tuple could take for ever."""
+    """A dictionary by names: the hash of a tuple could take forever."""
 
     def __setitem__(self, name: Any, value: Any) -> None:
         if not isinstance(name, str | bytes):

@@ -306,7 +306,7 @@ def decode_into(row: Pixels | None, source: Source, index: int) -> str | None:
             source.header(index)
         else:
             row[:] = _pixels(source.open(index), Shape(*row.shape[:2]))
-    except ConnectionError:  # the image may be sound: whoever reads it is to try again later
+    except ConnectionError:  # the image may be sound; its reader should try again later
         raise
     except Exception as error:  # Pillow's decoders raise almost anything on broken files
         return reason_for(error)

@@ -44,7 +44,7 @@ Shards = list[tuple[str, Place]]
 
 
 def read_folder(folder: Path) -> ImageSplits:
-    """A folder in one of the formats; one that holds nothing but one folder is looked through."""
+    """A folder in one of the formats; if it holds only another folder, that one is read."""
     name = folder.resolve().name
     inner = folder
     seen: set[tuple[int, int]] = set()

@@ -328,8 +328,8 @@ def crop_boxes(settings: Augmentation, numbers: Tensor, size: int) -> Tensor:
 def crop(images: Tensor, boxes: Tensor, flip: Tensor, size: int) -> Tensor:
     """Cut the boxes out, stretch them to one size bilinearly, and mirror some.
 
-    A crop is hardly larger than the result, so that no filter is needed against aliasing. What lies
-    outside a box does not leak in.
+    A crop is hardly larger than the result, so that no filter is needed against aliasing. Pixels
+    outside a box do not leak in.
 
     Args:
         images: uint8, shape (B, C, S, S).
@@ -355,7 +355,7 @@ def crop(images: Tensor, boxes: Tensor, flip: Tensor, size: int) -> Tensor:
 def rotate(images: Tensor, degrees: Tensor) -> Tensor:
     """Rotate images (B, C, S, S) by degrees (B,) counter-clockwise about the center, bilinearly.
 
-    What comes from outside is black.
+    The corners become black.
     """
     angles = torch.deg2rad(degrees)
     cosine, sine, zero = angles.cos(), angles.sin(), torch.zeros_like(angles)
