@@ -695,8 +695,9 @@ class TwoViewLoss(FindsFalseNegatives):
         """A loss of 0 for a batch without pairs, connected to everything that others learn."""
         given = [at_least_float32(each) for each in embeddings]
         everything = [*given, *self.parameters(), *self.learned(temperature)]
-        sums = [each.sum() for each in everything if isinstance(each, Tensor)]
-        return torch.stack(sums).sum().abs() * 0.0
+        # Each number times 0: a sum of large ones would overflow first.
+        sums = [(each * 0.0).sum() for each in everything if isinstance(each, Tensor)]
+        return torch.stack(sums).sum().abs()
 
     def _loss_of_one_pair(
         self, first: Views, second: Views, temperature: Tensor | float | None

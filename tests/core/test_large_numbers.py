@@ -10,7 +10,7 @@ from agreement import check_call
 from building import draw
 
 import unremix
-from unremix import InfoNCELoss, UnReMixLoss
+from unremix import HCLLoss, InfoNCELoss, UnReMixLoss
 from unremix.core.engines import native
 from unremix.core.pairs import Pairs
 from unremix.core.views import ExtraNegatives, Views
@@ -131,3 +131,15 @@ def test_against_refuses_what_is_not_finite(make: Any, name: str, value: float) 
             Pairs.from_masks(positives, negatives),
             extra=ExtraNegatives(tensors["extra_negatives"], tensors["extra_inputs"]),
         )
+
+
+@pytest.mark.parametrize("make", [InfoNCELoss, HCLLoss, UnReMixLoss])
+def test_one_pair_of_large_embeddings_has_a_loss_of_zero(make: Any) -> None:
+    views = [torch.full((1, 8), 1e38, requires_grad=True) for _ in range(2)]
+    with pytest.warns(UserWarning, match="one pair has no negatives"):
+        loss = make()(*views)
+    loss.backward()
+    assert loss.item() == 0
+    for each in views:
+        assert each.grad is not None
+        assert not each.grad.any()
