@@ -144,12 +144,11 @@ class UnReMixClipLoss(Weighted, nn.Module):
             Views(z, of_all(each.inputs), outputs=of_all(each.outputs))
             for z, each in zip(gathered, own, strict=True)
         ]
-        known, all_labels = None, of_all(labels)
+        all_labels = of_all(labels)
         count, offset = (len(images), joint.offset) if self.local_loss else (joint.total, 0)
         pairs = Pairs.one_way(count, offset=offset, total=joint.total, device=images.device)
-        if labels is not None and all_labels is not None:
-            known = (labels if self.local_loss else all_labels, all_labels)
         if not self.local_loss:
-            own = everything
+            own, labels = everything, all_labels
+        known = None if labels is None or all_labels is None else (labels, all_labels)
         against = partial(self.weighted.against, pairs=pairs, labels=known, temperature=temperature)
         return (against(own[0], everything[1]) + against(own[1], everything[0])) / 2
