@@ -78,13 +78,20 @@ def latest(runs: Iterable[Sequence[Row]], measure: Measure) -> str:
 
 @dataclass
 class Work:
-    """A run under way."""
+    """A run under way, and what has happened to it.
 
+    It has begun or resumed; it has ended well; it has failed; or its worker was lost, and it waits
+    for another one. ``why`` says how it failed or why the worker was lost.
+    """
+
+    job: Job
     place: int  # which of the places it takes
     process: Running
     before: float  # share of the run that was done when we began
     began: float = field(default_factory=time.monotonic)  # when that was
     ended_well: float | None = None  # when it was first seen to have done so
+    state: Literal["begun", "ended", "failed", "lost"] = "begun"
+    why: str = ""
 
     @property
     def elapsed(self) -> float:
@@ -98,20 +105,6 @@ class Work:
         if self.ended_well is None:
             self.ended_well = time.monotonic()
         return time.monotonic() - self.ended_well < LATENESS
-
-
-@dataclass(frozen=True)
-class Event:
-    """What happens to a run.
-
-    It has begun or resumed; it has ended well; it has failed; or its worker was lost, and it waits
-    for another one. ``why`` says how it failed or why the worker was lost.
-    """
-
-    kind: Literal["begun", "ended", "failed", "lost"]
-    job: Job
-    work: Work
-    why: str = ""
 
 
 @dataclass
@@ -130,8 +123,8 @@ class Runner:
     def __post_init__(self) -> None:
         self.waiting = [job for job in self.jobs if job not in self.done]
 
-    def run(self) -> Iterator[Event | None]:
-        """Run until nothing is left. Yields what happens, and None at every look without news.
+    def run(self) -> Iterator[Work | None]:
+        """Run until nothing is left. Yields runs to which something happens, and then None.
 
         Raises:
             KeyboardInterrupt: If somebody asked to stop; no process of ours is left behind.
@@ -149,7 +142,7 @@ class Runner:
         if requests:
             raise KeyboardInterrupt
 
-    def _begin(self) -> Iterator[Event]:
+    def _begin(self) -> Iterator[Work]:
         """Fill the free places."""
         free = set(range(self.share.jobs)) - {work.place for work in self.working.values()}
         while self.waiting and free:
@@ -161,10 +154,10 @@ class Runner:
             free.remove(place)
             before = self.folder.share_done(job)
             process = self.executor.start(job, self.folder, self.share, place)
-            self.working[job] = Work(place, process, before)
-            yield Event("begun", job, self.working[job])
+            self.working[job] = Work(job, place, process, before)
+            yield self.working[job]
 
-    def _collect(self) -> Iterator[Event]:
+    def _collect(self) -> Iterator[Work]:
         """See which runs have ended, and how."""
         for job, work in list(self.working.items()):
             code = work.process.poll()
@@ -172,25 +165,22 @@ class Runner:
             if code is None or (code == 0 and not done and work.may_be_late()):
                 continue
             del self.working[job]
-            if work.process.lost is not None:
-                yield self._lost(job, work, work.process.lost)
-            elif done:
+            self.losses[job] += work.process.lost is not None
+            if done:
                 self.done.add(job)
-                yield Event("ended", job, work)
-            else:
+                work.state = "ended"
+            elif work.process.lost is None:
                 how = f"exit code {code}" if code >= 0 else signal.Signals(-code).name
                 last = self.folder.tail(job)[-1:] if code > 0 else []
                 self.failures[job] = last[0].removeprefix("unremix: ") if last else how
-                yield Event("failed", job, work, how)
-
-    def _lost(self, job: Job, work: Work, why: str) -> Event:
-        """Let a run begin again, from its checkpoint, unless it has lost too many workers."""
-        self.losses[job] += 1
-        if self.losses[job] > RETRIES:
-            self.failures[job] = why
-            return Event("failed", job, work, f"{self.losses[job]} workers were lost")
-        self.waiting.insert(0, job)
-        return Event("lost", job, work, why)
+                work.state, work.why = "failed", how
+            elif self.losses[job] > RETRIES:
+                self.failures[job] = work.process.lost
+                work.state, work.why = "failed", f"{self.losses[job]} workers were lost"
+            else:  # it begins again, from its checkpoint
+                self.waiting.insert(0, job)
+                work.state, work.why = "lost", work.process.lost
+            yield work
 
     def _end(self, requests: list[int]) -> None:
         """End all processes that are still there; at once if asked a second time."""
@@ -221,19 +211,19 @@ class Display:
         if runner.waiting and self.console.is_terminal and not self.console.quiet:
             self.live = Live(console=self.console, auto_refresh=False, transient=True)
 
-    def tell(self, event: Event) -> None:
+    def tell(self, work: Work) -> None:
         """Say what has happened; the live table shows what goes well."""
-        job, work, why = event.job, event.work, event.why
-        if event.kind == "begun" and work.process.waits:
+        job = work.job
+        if work.state == "begun" and work.process.waits:
             said = "still under way from an earlier start"
-        elif event.kind == "lost":
-            said = f"its worker was lost ({why}); it continues from its checkpoint"
-        elif event.kind == "failed":
+        elif work.state == "lost":
+            said = f"its worker was lost ({work.why}); it continues from its checkpoint"
+        elif work.state == "failed":
             lines = "".join(f"\n    {line}" for line in self.folder.tail(job))
-            said = f"failed ({why}); the end of {self.folder.log(job)}:{lines}"
+            said = f"failed ({work.why}); the end of {self.folder.log(job)}:{lines}"
         elif self.live is not None:
             return
-        elif event.kind == "begun":
+        elif work.state == "begun":
             said = f"resumes at {work.before:.0%}" if work.before else "begins"
         else:
             record = record_of(job, self.folder.find(job))
@@ -406,16 +396,16 @@ class Laboratory:
         display = Display(runner, self.console)
         try:
             with display.live or nullcontext():
-                for event in runner.run():
-                    if event is None:
+                for work in runner.run():
+                    if work is None:
                         display.draw()
                         continue
-                    display.tell(event)
-                    if event.kind == "ended":
-                        cost, left = event.work.process.cpu_seconds, 1 - event.work.before
-                        note(event.job, None if cost is None else cost / max(1e-3, left))
-                        ended(event.job)
-                    if event.kind != "begun":
+                    display.tell(work)
+                    if work.state == "ended":
+                        cost, left = work.process.cpu_seconds, 1 - work.before
+                        note(work.job, None if cost is None else cost / max(1e-3, left))
+                        ended(work.job)
+                    if work.state != "begun":
                         trim(runner)
         except KeyboardInterrupt:
             if again is not None:
