@@ -233,9 +233,8 @@ class WeightingOptions:
         if self.hardness is not None:
             if scaling != "zscore-exp":
                 raise ValueError(
-                    "expected hardness only with scaling='zscore-exp', got "
-                    f"hardness={self.hardness} with scaling={scaling!r}; leave it out or change "
-                    "the scaling"
+                    f"expected hardness only with scaling='zscore-exp', got {self.hardness} with "
+                    f"{scaling!r}; leave it out or change the scaling"
                 )
             check_number("hardness", self.hardness, least=0)
         if isinstance(self.mix, str):
@@ -475,8 +474,7 @@ class TwoViewLoss(FindsFalseNegatives):
         with full_precision(z0.device):
             if extra is not None and self.layout == "symmetric":
                 raise ValueError(
-                    "expected no extra negatives with layout='symmetric', got some; use "
-                    "layout='one-way'"
+                    "expected no extra negatives with layout='symmetric', got some; use 'one-way'"
                 )
             first, second = self._prepare(Views(z0, h0, ids, labels=labels), Views(z1, h1))
             if z0.shape[0] == 1 and extra is None and not self.gathers:
@@ -728,8 +726,7 @@ class TwoViewLoss(FindsFalseNegatives):
             return replace(self.options, logits=logits, objective=made)
         if usual.decoupled:
             raise ValueError(
-                "expected decoupled=False with the objective jsd, which has no denominator, got "
-                "True; leave it out"
+                "expected decoupled=False with jsd, which has no denominator, got True; omit it"
             )
         return replace(self.options, logits=logits, objective=JensenShannon())
 
@@ -762,9 +759,8 @@ class TwoViewLoss(FindsFalseNegatives):
             largest = min(torch.finfo(dtype).max for dtype in dtypes)
             if not abs(loss.item()) <= largest:
                 raise ValueError(
-                    f"expected a finite loss, at most {largest:.2g}, got {loss.item()} from "
-                    "finite input: numbers overflow; scale embeddings and inputs down, or use "
-                    "mass='mean'"
+                    f"expected a finite loss, at most {largest:.2g}, got {loss.item()} from finite "
+                    "input: numbers overflow; scale the input down, or use mass='mean'"
                 )
         return with_gradient(
             loss, compared[0].anchors.embeddings, compared[0].candidates.embeddings

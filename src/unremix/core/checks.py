@@ -194,8 +194,7 @@ def check_labels(labels: Tensor, rows: int, check: bool | None) -> None:
     _check_whole("labels", labels)
     if checks_on(check, labels) and bool((labels < -1).any()):
         raise ValueError(
-            f"expected labels of at least 0, or -1 for unlabeled, got {int(labels.min())}; "
-            "number the classes from 0"
+            f"expected labels from 0, or -1 for unlabeled, got {int(labels.min())}; renumber them"
         )
 
 

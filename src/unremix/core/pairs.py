@@ -378,8 +378,7 @@ class Pairs:
         """
         if positives.dtype != torch.bool or negatives.dtype != torch.bool:
             raise ValueError(
-                f"expected boolean masks, got {positives.dtype} and {negatives.dtype}; "
-                "compare with 0 to make them boolean"
+                f"expected boolean masks, got {positives.dtype} and {negatives.dtype}; use .bool()"
             )
         if positives.dim() != 2 or positives.shape != negatives.shape:
             raise ValueError(

@@ -54,8 +54,7 @@ class Computation:
         tile = self.tile
         if not (tile is None or tile == "auto" or (type(tile) is int and tile >= 1)):
             raise ValueError(
-                f"expected tile to be 'auto', None or a number of at least 1, got {tile!r}; "
-                "leave it at 'auto'"
+                f"expected tile to be 'auto', None or a number from 1, got {tile!r}; leave it out"
             )
 
 
@@ -204,8 +203,7 @@ def check_pairs(given: ContrastInput) -> None:
         return
     if not pairs.has_positives():
         raise ValueError(
-            f"expected anchors with a positive, got {pairs.num_anchors} anchors and no positive "
-            "pair; check the pairs"
+            f"expected positives, got no positive pair of {pairs.num_anchors} anchors; check them"
         )
     if given.extra is None and not pairs.has_negatives():
         raise ValueError(

@@ -124,8 +124,7 @@ def mix_or_equal(mix: Tensor | None, weighting: Weighting, like: Tensor) -> Tens
         return like.new_full((count,), 1 / max(count, 1))
     if mix.shape != (count,):
         raise ValueError(
-            f"expected one λ per component, shape ({count},), got {tuple(mix.shape)}; "
-            "pass as many as there are components"
+            f"expected one λ per component, shape ({count},), got {tuple(mix.shape)}; pass as many"
         )
     return to_device_of(like, mix, "mix").to(like.dtype)
 
@@ -142,9 +141,8 @@ def raw_scores(block: Block, weighting: Weighting) -> list[Tensor]:
     for score in scores:
         if score.shape != block.negatives.shape:
             raise ValueError(
-                f"expected a score of shape {tuple(block.negatives.shape)}, one row per anchor and "
-                f"one column per candidate, got {tuple(score.shape)}; check the functions in "
-                "components="
+                f"expected a score of shape {tuple(block.negatives.shape)}, (B, M), got "
+                f"{tuple(score.shape)}; check the functions in components="
             )
     return scores
 

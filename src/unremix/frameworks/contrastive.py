@@ -116,8 +116,7 @@ class Contrastive(Projecting):
         self.labels_are_positives = labels
         if labels and mixing is not None:
             raise ValueError(
-                "expected labels without mixing, whose views show two classes, got both; leave "
-                "one of them out"
+                "expected labels without mixing, which shows two classes, got both; leave one out"
             )
         self.loss = loss
         self.mixing = mixing

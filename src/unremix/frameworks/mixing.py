@@ -388,8 +388,7 @@ def _check_batch(images: Tensor, sample_keys: Tensor, batch_key: Tensor | None =
     """Refuse images and keys of other shapes and types; with ``batch_key``, whole numbers too."""
     if images.ndim != 4 or images.shape[2] != images.shape[3]:
         raise ValueError(
-            f"expected images of shape (N, C, S, S), got {tuple(images.shape)}; give a batch "
-            "of square images"
+            f"expected images of shape (N, C, S, S), got {tuple(images.shape)}; make them square"
         )
     drawn = {"sample_keys": (sample_keys, len(images)), "batch_key": (batch_key, 1)}
     for name, (keys, size) in drawn.items():
@@ -400,6 +399,5 @@ def _check_batch(images: Tensor, sample_keys: Tensor, batch_key: Tensor | None =
             )
     if batch_key is not None and not images.is_floating_point():
         raise ValueError(
-            f"expected images in floating point, got {images.dtype}; mix the augmented views, "
-            "not the stored images"
+            f"expected images in floating point, got {images.dtype}; mix the augmented views"
         )

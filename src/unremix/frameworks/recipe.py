@@ -312,8 +312,7 @@ def _check_parts(parts: dict[Kind, str], given: Mapping[Kind, str], domain: str)
         name = parts[kind]
         if name in PARTS[kind] and domain not in (able := domains_of(kind, name)):
             raise ValueError(
-                f"expected {' or '.join(able)} data for {kind} {name!r}, got {domain} data; "
-                "leave it out"
+                f"expected {' or '.join(able)} data for {kind} {name!r}, got {domain}; leave it out"
             )
         if name != NOTHING and not takes(framework, kind):
             idle.append(kind)

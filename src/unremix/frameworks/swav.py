@@ -278,8 +278,7 @@ class SwAV(Projecting):
 def _check_views(views: Sequence[Tensor]) -> None:
     if len(views) < FULL_VIEWS:
         raise ValueError(
-            f"expected embeddings of at least {FULL_VIEWS} views, got {len(views)}; a view "
-            "predicts the codes of another"
+            f"expected at least {FULL_VIEWS} views, got {len(views)}; one predicts another's codes"
         )
     shapes = [tuple(view.shape) for view in views]
     if len(set(shapes)) > 1 or views[0].dim() != 2 or views[0].numel() == 0:

@@ -222,9 +222,8 @@ class FindsFalseNegatives(nn.Module):
         self.check_evidence("given anchors and candidates", ids=True)
         if settings.needs_ids and views.ids is None:
             raise ValueError(
-                f"expected ids= for false_negatives={settings.rule!r} with "
-                f"evidence={settings.evidence!r}, which remember each sample, got none; pass the "
-                "numbers of the samples"
+                f"expected ids= for false_negatives={settings.rule!r} on evidence "
+                f"{settings.evidence!r}, which remember each sample, got none; pass their numbers"
             )
         if self.bank is None or views.ids is None:
             return views

@@ -64,8 +64,7 @@ class Memory(nn.Module):
         """Make the table for rows like these, shape (n, K), where there is none yet."""
         if self.samples is None:
             raise ValueError(
-                "expected the number of samples of the data, got none; pass "
-                "FalseNegatives(..., samples=...)"
+                "expected the number of samples, got none; pass FalseNegatives(..., samples=...)"
             )
         if self.known.shape[0] == 0:
             self.rows = like.new_zeros(self.samples, like.shape[1])
@@ -133,8 +132,7 @@ class Bank(Memory):
         """All samples, centered and of length 1, shape (R, F)."""
         if self.known.shape[0] == 0:
             raise ValueError(
-                "expected features of samples in the bank, got none yet; call "
-                "loss.remember(ids, features) before the loss"
+                "expected features of samples in the bank, got none; call loss.remember() first"
             )
         mean = self.rows.sum(0) / self.known.sum().clamp(min=1)
         centered = torch.where(self.known[:, None], self.rows - mean, 0.0)

@@ -140,8 +140,7 @@ def sweep(
     )
     if not done:
         raise MemoryError(
-            f"expected memory for a few rows of {width} numbers, got none; free some, or use a "
-            "smaller batch"
+            f"expected memory for a few rows of {width} numbers, got none; use smaller batches"
         )
     return sums, slopes, total, by_mix
 

@@ -156,10 +156,9 @@ class Projection:
             one = next((each for each in known if each is not None), None)
             if one is None:
                 raise ValueError(
-                    f"expected embeddings h @ projection with autograd's graph, got "
+                    "expected embeddings h @ projection with autograd's graph, got "
                     f"z{number} {tuple(given.shape)} without such a product; multiply rows (N, H) "
-                    "by the parameter itself, with gradient; where there is none, as in an "
-                    "evaluation, pass h0 and h1, or use a loss without projection"
+                    "by the parameter, with gradient; else pass h0 and h1, or no projection"
                 )
             inputs.append(one)
         return tuple(inputs)
