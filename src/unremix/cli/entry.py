@@ -120,8 +120,10 @@ def _run(command: str, typed: list[str]) -> int:
     if {"-h", "--help", "--help_all"} & set(typed):
         from unremix.cli.help import command_help, options_help
 
-        helped = command_help(command) if command in commands.COMMANDS else None
-        print(helped or options_help(command, typed[1:], "--help_all" in typed))
+        if command in commands.COMMANDS:
+            print(command_help(command))
+        else:
+            print(options_help(command, typed[1:], "--help_all" in typed))
         return 0
     words = shlex.join(["unremix", *typed])
     chosen = parse(command, typed[1:])

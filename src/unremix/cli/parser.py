@@ -44,18 +44,23 @@ def parse(command: str, words: Sequence[str]) -> dict[str, Any]:
         >>> parse("embed", ["runs/digits", "--data", "a.png", "b.png", "-o", "features.npz"])
         {'run': 'runs/digits', 'data': ['a.png', 'b.png'], 'output': 'features.npz'}
     """
-    if command in WITH_CONFIG:
-        return _parse_training(command, words)
     given = _split(command, words)
-    values = dict(_values(given, _hints(command)))
-    needed = [name for name, one in parameters_of(command).items() if is_needed(one)]
-    _require(command, [name for name in needed if name not in values])
+    file = _options_of_file(given) if command in WITH_CONFIG else {}
+    hints = _hints(command)
+    values = dict(_values(file, hints)) | dict(_values(given, hints))
+    parameters = parameters_of(command)
+    needed = [name for name, one in parameters.items() if is_needed(one)]
+    needed += ["recipes"] * (command == "compare")
+    if missing := [name for name in needed if name not in values]:
+        placed = [name for name, one in parameters.items() if by_position(one)]
+        wanted = [name.upper() if name in placed else f"--{name}" for name in missing]
+        raise Mistyped(f"expected {' and '.join(wanted)}, got nothing; usage: {usage_of(command)}")
     return values
 
 
-def _parse_training(command: str, words: Sequence[str]) -> dict[str, Any]:
-    given = _split(command, words)
-    file, trust = {}, bool(given.get("trust"))
+def _options_of_file(given: Words) -> dict[str, Any]:
+    """Those of the --config file that were not typed; the code that both name is imported."""
+    file: dict[str, Any] = {}
     if "config" in given:
         file = {k: v for k, v in _read_file(str(given.pop("config"))).items() if k not in given}
         for name in CONFIG_SWITCHES:
@@ -69,14 +74,10 @@ def _parse_training(command: str, words: Sequence[str]) -> dict[str, Any]:
     if isinstance(given.get("imports"), str):
         load_typed(str(given["imports"]))
     code = code_of(file)
-    if code and not trust:
+    if code and not given.get("trust"):
         raise untrusted(code, "the --config file")
     load_extensions(file.get("imports") or ())
-    hints = _hints(command)
-    values = dict(_values(file, hints)) | dict(_values(given, hints))
-    if command == "compare" and "recipes" not in values:
-        _require(command, ["recipes"])
-    return values
+    return file
 
 
 def load_typed(text: str) -> None:
@@ -107,8 +108,8 @@ def _split(command: str, words: Sequence[str]) -> Words:
     parameters = parameters_of(command)
     places = [name for name, one in parameters.items() if by_position(one)]
     several = {name for name, one in parameters.items() if is_several(one)}
-    switches: set[str] = {name for name, one in parameters.items() if one.annotation is bool}
-    switches = set(CONFIG_SWITCHES) if command in WITH_CONFIG else switches
+    switches = {name for name, one in parameters.items() if one.annotation is bool}
+    switches |= set(CONFIG_SWITCHES if command in WITH_CONFIG else ())
     rest = list(words)
 
     def following() -> list[str]:
@@ -176,13 +177,6 @@ def _read_file(name: str) -> dict[str, Any]:
     if not isinstance(options, dict):
         raise Mistyped(f"expected a file of options for --config, got {name!r}; name a YAML file")
     return {str(key): value for key, value in options.items() if value is not None}
-
-
-def _require(command: str, missing: Sequence[str]) -> None:
-    if missing:
-        placed = [name for name, one in parameters_of(command).items() if by_position(one)]
-        wanted = [name.upper() if name in placed else f"--{name}" for name in missing]
-        raise Mistyped(f"expected {' and '.join(wanted)}, got nothing; usage: {usage_of(command)}")
 
 
 def _check_known(name: str, following: Sequence[str], hints: Mapping[str, Any]) -> None:
