@@ -38,7 +38,7 @@ from unremix.training.compiling import FEWEST
 from unremix.training.export import export_facts, write_weights
 from unremix.training.finding import find_weights, initialize, ready_encoder
 from unremix.training.ready import ReadyEncoder
-from unremix.training.record import differences, make_record
+from unremix.training.record import differences, versions
 from unremix.training.run import STARTED, Run
 from unremix.training.threads import choose_threads
 
@@ -411,7 +411,8 @@ def _prepare(config: TrainConfig, locks: ExitStack) -> Prepared:
             config = replace(config, threads=choose_threads(processes_here(config)))
         if config.compile == "auto" and config.epochs * domain.steps(data, config) < FEWEST:
             config = replace(config, compile=False)
-    record = make_record(domain.fingerprint(data), config.threads)
+    threads = config.threads or torch.get_num_threads()  # of each process
+    record = {"data": domain.fingerprint(data), "threads": threads, **versions()}
     first = _is_first_process()
     if run is not None and state is not None:
         _check_record(run, state.get("record", {}), record, any_data=asked.allow_changed_data)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
+from unremix.core.checks import check_count
 from unremix.domains import Domain, find_domain
 from unremix.domains.base import Features
 from unremix.domains.options import TrainConfig
@@ -129,8 +130,7 @@ def nearest(
     Raises:
         ValueError: For items the encoder cannot take.
     """
-    if k < 1:
-        raise ValueError(f"expected k of at least 1, got {k}; ask for one neighbor or more")
+    check_count("k", k, 1, "ask for one neighbor or more")
     domain = model.domain
     found = domain.features(model, domain.load_for(model, source_of(domain, data)))
     queries = unit_rows(model.embed(items).numpy())

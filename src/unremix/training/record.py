@@ -23,14 +23,6 @@ def versions() -> dict[str, str]:
     }
 
 
-def make_record(data: str, threads: int | None) -> dict[str, Any]:
-    """What a run is made with.
-
-    Threads are those of each process; None stands for as many as torch takes.
-    """
-    return {"data": data, "threads": threads or torch.get_num_threads(), **versions()}
-
-
 def device_in_words(device: torch.device, *, processes: int, threads: int) -> str:
     """What a run is trained on.
 
