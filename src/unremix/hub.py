@@ -76,7 +76,7 @@ class SharedRun(Run):
             ImportError: Without the extra ``hub``.
             ValueError: If the run has no weights yet.
         """
-        address: str = _on_the_hub(self, repo_id).push_to_hub(
+        address = _on_the_hub(self, repo_id).push_to_hub(
             repo_id,
             private=private,
             token=token,

@@ -90,14 +90,11 @@ def _numbers(version: str) -> list[int]:
 def show_installation() -> None:
     """Print what there is and what is missing; needs torch alone."""
     print(f"unremix {unremix.__version__}, Python {platform.python_version()}")
-    device = "cpu"
-    if torch.cuda.is_available():
+    device = device_kind("auto")
+    if device == "cuda":
         device = f"cuda ({torch.cuda.device_count()} × {torch.cuda.get_device_name()})"
-    elif torch.backends.mps.is_available():
-        device = "mps"
-    print(
-        f"torch {torch.__version__}, device {device}, {counted(torch.get_num_threads(), 'thread')}"
-    )
+    threads = counted(torch.get_num_threads(), "thread")
+    print(f"torch {torch.__version__}, device {device}, {threads}")
     print(f"engine of the losses: {engine_report()}")
     speed = cpu_speed()
     print(
@@ -114,11 +111,9 @@ def show_installation() -> None:
     print(f"{free:.1f} GiB free on this disk" + (" - little" if free < 1 else ""), end="\n\n")
     show_packages(PACKAGES)
     _show_encoders()
-    problem = torchvision_problem()
-    if problem is not None:
+    if problem := torchvision_problem():
         print(f"\n{problem}")
-    known = holes({name: version_of(name) for name in SAFE})
-    if known:
+    if known := holes({name: version_of(name) for name in SAFE}):
         print("\nversions with known holes, which matter for files of others:")
         print(*known, sep="\n")
 
