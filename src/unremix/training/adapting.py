@@ -1,4 +1,4 @@
-"""Adapt an encoder that sees already: which of its layers learn, how fast, and what it keeps."""
+"""Adapt a ready encoder: which of its layers learn, how fast, and what it keeps."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def rates_of(encoder: nn.Module, last: float, decay: float) -> list[tuple[nn.Mod
 
 
 def freeze(encoder: nn.Module, share: float) -> None:
-    """Let the first layers, this share of all, not be trained."""
+    """Freeze the first layers: this share of all."""
     layers = layers_of(encoder)
     for layer in layers[: round(share * len(layers))]:
         for parameter in layer.parameters(recurse=False):
@@ -108,8 +108,8 @@ def blend(first: nn.Module, last: nn.Module, share: float) -> nn.Module:
 def neighbors_kept(first: Tensor, second: Tensor, k: int = NEIGHBORS) -> float:
     """The share of the samples' k nearest neighbors (cosine) that two encoders agree on.
 
-    1 where both find the same ones; about k / n for encoders that have nothing in common. It tells
-    how far an encoder has moved, not whether to a better place.
+    1 if both find the same ones; about k / n for encoders that have nothing in common. It measures
+    how far an encoder has moved, not whether it has improved.
 
     Args:
         first: Features of the samples, shape (n, F).

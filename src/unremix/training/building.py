@@ -1,4 +1,4 @@
-"""The model of a run, and how large it would be, found before any memory is taken for it.
+"""The model of a run, and its size, which is known before any memory is allocated for it.
 
 A file of options may name any size. The outline of a model is built on torch's ``meta`` device,
 where tensors have a shape and no numbers.

@@ -1,4 +1,4 @@
-"""What can be said without labels of an encoder that started from another: how far it has moved."""
+"""How far an encoder has moved from the one that it started from, measured without labels."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ VIEWED = 256  # training samples, two views of each
 
 
 class WithoutLabels:
-    """What can be said of encoders without labels, against the one that a run started from.
+    """Measures of encoders without labels, compared with the one that a run started from.
 
     Args:
         run: The run, whose start is in memory or in its folder.
@@ -40,7 +40,7 @@ class WithoutLabels:
         return features[evenly_spaced(len(features), WATCHED)]
 
     def observing(self, observe: Observer) -> Observer:
-        """An observer that also says how many neighbors an encoder has kept."""
+        """An observer that also measures how many neighbors an encoder has kept."""
 
         def both(model: Framework, epoch: int) -> dict[str, float]:
             row = observe(model, epoch)

@@ -1,4 +1,4 @@
-"""What a person sees while a run is under way."""
+"""What a run shows while it trains."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ SLOW = 3600.0  # seconds on a CPU from which faster settings are named
 
 
 def ready_hint(config: TrainConfig, count: int) -> str:
-    """Before the cost: that a ready encoder is usually far better, and how to use one here.
+    """A hint that a ready encoder is usually far better, with the commands that use one here.
 
     Args:
         config: Options of a run from random weights.

@@ -365,7 +365,7 @@ class Run:
         return model
 
     def refuse_larger(self, stored: Mapping[str, Tensor], file: Path | None = None) -> None:
-        """Refuse options of a larger model than the stored one, before memory is taken for it.
+        """Refuse options of a larger model than the stored one, before memory is allocated for it.
 
         Args:
             stored: Its tensors: of a checkpoint, or of the encoder in ``file``.
