@@ -53,12 +53,15 @@ class Public:
     """
 
     def __init__(self, config: TrainConfig, data: GraphData) -> None:
+        from torch_geometric.data import Data  # type: ignore[import-untyped]
         from torch_geometric.loader import DataLoader  # type: ignore[import-untyped]
         from torch_geometric.nn import GINConv  # type: ignore[import-untyped]
 
         width, layers = config.graph.hidden, config.graph.layers
-        sizes = [data.features] + [width] * layers
-        self.loader = DataLoader(data.train.graphs, batch_size=config.batch_size, shuffle=True)
+        sizes = [data.encoding.width] + [width] * layers
+        batches = (data.train.store.batch(one) for one in torch.arange(len(data.train)).split(1))
+        graphs = [Data(x=one.x, edge_index=one.edge_index) for one in batches]
+        self.loader = DataLoader(graphs, batch_size=config.batch_size, shuffle=True)
         self.convolutions = nn.ModuleList(
             GINConv(nn.Sequential(nn.Linear(size, width), nn.ReLU(), nn.Linear(width, width)))
             for size in sizes[:-1]

@@ -25,7 +25,7 @@ from torch_geometric.nn import GINConv
 from unremix.domains.graph.dataset import load_graphs
 from unremix.domains.graph.encoders import Neighbors, sum_neighbors
 from unremix.domains.sentence.gru import GRUEncoder
-from unremix.domains.sentence.senteval import NESTED, nested_folds
+from unremix.domains.sentence.senteval import NESTED, Search, nested_folds
 from unremix.evaluation.svm import C_GRID, svm_accuracy
 
 
@@ -58,7 +58,7 @@ def logistic() -> None:
         train, _ = next(iter(splits.split(x, y)))
 
         def own(x: torch.Tensor = x, y: torch.Tensor = y) -> None:
-            nested_folds(x, y, seed=0, folds=10, strengths=NESTED)
+            nested_folds(x, y, Search(0, 10, NESTED))
 
         started = time.process_time()
         own()

@@ -65,7 +65,7 @@ def test_texts_are_sentences(tmp_path: Path) -> None:
     config, data = loaded(tmp_path, texts, ["b", "a", "b"][:3], recipe="simcse", epochs=0)
     assert config.domain == "sentence"
     assert data.texts() == texts
-    assert [data.topics[one] for one in data.labels.tolist()] == ["b", "a", "b"]
+    assert [data.classes[one] for one in data.labels.tolist()] == ["b", "a", "b"]
 
 
 def test_graphs_are_those_of_torch_geometric(tmp_path: Path) -> None:

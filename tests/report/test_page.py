@@ -29,7 +29,7 @@ from small_runs import COMMON, HOSTILE, digits, graphs, sentences, with_classes
 import unremix
 from unremix.cli import main
 from unremix.domains import DOMAINS
-from unremix.domains.graph.drawings import MOST_NODES, draw_graph, layout
+from unremix.domains.graph.show import MOST_NODES, draw_graph, layout
 from unremix.domains.options import TrainConfig, make_config
 from unremix.domains.sampling import drawn
 from unremix.evaluation.verdict import verdict

@@ -70,6 +70,16 @@ def load(source: Path | str, **options: Any) -> GraphData:
     return load_graphs(source, progress=False, **options)
 
 
+def graphs_of(graphs: GraphSet) -> list[Data]:
+    """The graphs as torch_geometric has them: ``x``, ``edge_index`` and, where known, ``y``."""
+    singles = (graphs.store.batch(torch.tensor([index])) for index in range(len(graphs)))
+    labels = [None] * len(graphs) if graphs.labels is None else graphs.labels.split(1)
+    return [
+        Data(x=one.x, edge_index=one.edge_index, y=label)
+        for one, label in zip(singles, labels, strict=True)
+    ]
+
+
 def edges_of(graph: Data) -> list[list[int]]:
     return graph.edge_index.T.tolist()
 
@@ -98,7 +108,7 @@ def theirs(folder: Path, name: str) -> tuple[list[Data], dict[str, int]]:
 
 def assert_same(ours: GraphSet, others: Sequence[Data], features: Callable[[Data], Tensor]) -> None:
     assert len(ours) == len(others)
-    for mine, other in zip(ours.graphs, others, strict=True):
+    for mine, other in zip(graphs_of(ours), others, strict=True):
         assert torch.equal(mine.edge_index, other.edge_index)
         assert torch.equal(mine.y, other.y)
         torch.testing.assert_close(mine.x, features(other))
@@ -114,13 +124,13 @@ def used_columns(graphs: Sequence[Data]) -> Tensor:
 
 def test_tiny(tmp_path: Path) -> None:
     data = load(write(tmp_path / "TINY", TINY))
-    assert (data.name, data.features, data.feature_kind) == ("TINY", 3, "node-labels")
+    assert (data.name, data.encoding.width, data.encoding.kind) == ("TINY", 3, "node-labels")
     assert data.skipped == ()
     assert data.train.names == ["TINY/1", "TINY/2", "TINY/3"]
     assert data.train.classes == ("-1", "7")
     assert data.train.labels is not None
     assert data.train.labels.tolist() == [1, 0, 1]
-    first, alone, apart = data.train.graphs
+    first, alone, apart = graphs_of(data.train)
     assert edges_of(first) == [[0, 1], [0, 2], [1, 0], [1, 2], [2, 0], [2, 1], [2, 3], [3, 2]]
     assert first.x.tolist() == [[0, 1, 0], [0, 1, 0], [1, 0, 0], [0, 0, 1]]  # labels 2, 5, 9
     assert alone.x.tolist() == [[1, 0, 0]]
@@ -162,7 +172,7 @@ def test_equals_pyg_on_random_files(tmp_path: Path, seed: int) -> None:
     labels[: sizes["num_node_attributes"]] = False
     assert_same(load(folder).train, others, lambda graph: graph.x[:, labels])
     attributes = load(folder, use_attributes=True)
-    assert attributes.feature_kind == "attributes+node-labels"
+    assert attributes.encoding.kind == "attributes+node-labels"
     assert_same(attributes.train, others, lambda graph: graph.x[:, used])
 
 
@@ -173,8 +183,8 @@ def test_degrees_equal_pyg(tmp_path: Path, seed: int) -> None:
     folder = write(tmp_path / "TINY", files)
     others, _ = theirs(folder, "TINY")
     data = load(folder)
-    assert data.feature_kind == "degree"
-    one_hot = OneHotDegree(data.features - 1)
+    assert data.encoding.kind == "degree"
+    one_hot = OneHotDegree(data.encoding.width - 1)
     assert_same(data.train, others, lambda graph: one_hot(graph.clone()).x)
 
 
@@ -204,14 +214,18 @@ def test_real_data_equal_pyg(tmp_path: Path, name: str) -> None:
             attributes = load(name, use_attributes=True)
             assert_same(attributes.train, others, lambda graph: graph.x[:, used])
     else:
-        one_hot = OneHotDegree(data.features - 1)
+        one_hot = OneHotDegree(data.encoding.width - 1)
         assert_same(data.train, others, lambda graph: one_hot(graph.clone()).x)
 
 
 @needs_data
 def test_large_degrees_are_standardized() -> None:
     data = load("REDDIT-BINARY")
-    assert (len(data.train), data.features, data.feature_kind) == (2000, 1, "normalized-degree")
+    assert (len(data.train), data.encoding.width, data.encoding.kind) == (
+        2000,
+        1,
+        "normalized-degree",
+    )
     assert data.train.store.x.shape == (859254, 1)
     assert data.train.store.edge_index.shape == (2, 1991016)
     source, target = data.train.store.edge_index
@@ -225,10 +239,10 @@ def test_large_degrees_are_standardized() -> None:
 def test_the_threshold_of_degrees(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = write(tmp_path / "TINY", changed(node_labels=None))
     monkeypatch.setattr(node_features, "LARGEST_DEGREE", 3)
-    assert load(folder).feature_kind == "degree"
+    assert load(folder).encoding.kind == "degree"
     monkeypatch.setattr(node_features, "LARGEST_DEGREE", 2)
     data = load(folder)
-    assert data.feature_kind == "normalized-degree"
+    assert data.encoding.kind == "normalized-degree"
     degrees = np.array([2, 2, 3, 1, 0, 0, 0])
     expected = (degrees - degrees.mean()) / degrees.std(ddof=1)
     np.testing.assert_allclose(data.train.store.x[:, 0], expected, rtol=1e-6)
@@ -248,7 +262,7 @@ def test_scattered_nodes_blank_lines_and_line_ends(tmp_path: Path) -> None:
     plain = load(write(tmp_path / "b" / "TINY", TINY))
     assert mixed.train.classes == plain.train.classes
     assert torch.equal(mixed.train.labels, plain.train.labels)
-    for ours, other in zip(mixed.train.graphs, plain.train.graphs, strict=True):
+    for ours, other in zip(graphs_of(mixed.train), graphs_of(plain.train), strict=True):
         assert sorted(ours.x.tolist()) == sorted(other.x.tolist())
         ends = [sorted((ours.x @ torch.arange(3.0))[edge].tolist()) for edge in ours.edge_index.T]
         expected = [
@@ -260,7 +274,7 @@ def test_scattered_nodes_blank_lines_and_line_ends(tmp_path: Path) -> None:
 def test_several_columns_of_node_labels(tmp_path: Path) -> None:
     lines = [f"{label}, {place % 2}" for place, label in enumerate(TINY["node_labels"])]
     data = load(write(tmp_path / "TINY", changed(node_labels=lines)))
-    assert data.features == 5
+    assert data.encoding.width == 5
     assert data.encoding.labels == (("2", "5", "9"), ("0", "1"))
     assert data.train.store.x[:2].tolist() == [[0, 1, 0, 1, 0], [0, 1, 0, 0, 1]]
 
@@ -268,10 +282,10 @@ def test_several_columns_of_node_labels(tmp_path: Path) -> None:
 def test_attributes_are_used_only_on_request(tmp_path: Path) -> None:
     lines = [f"{place}.5, -1e-3" for place in range(7)]
     folder = write(tmp_path / "TINY", changed(node_attributes=lines, node_labels=None))
-    assert load(folder).feature_kind == "degree"
+    assert load(folder).encoding.kind == "degree"
     data = load(folder, use_attributes=True)
-    assert data.feature_kind == "attributes"
-    torch.testing.assert_close(data.train.graphs[1].x, torch.tensor([[4.5, -1e-3]]))
+    assert data.encoding.kind == "attributes"
+    torch.testing.assert_close(graphs_of(data.train)[1].x, torch.tensor([[4.5, -1e-3]]))
     with pytest.raises(ValueError, match="node attributes in TINY, got none"):
         load(write(tmp_path / "plain", TINY), use_attributes=True)
 
@@ -280,7 +294,7 @@ def test_labels_are_optional(tmp_path: Path) -> None:
     data = load(write(tmp_path / "TINY", changed(graph_labels=None)))
     assert data.train.labels is None
     assert data.train.classes is None
-    assert data.train.graphs[0].y is None
+    assert graphs_of(data.train)[0].y is None
 
 
 def test_graphs_without_nodes_are_left_out(tmp_path: Path) -> None:
@@ -461,12 +475,12 @@ def test_json_lines(tmp_path: Path) -> None:
         {"edges": [], "node_labels": ["a"], "label": "path"},
     ]
     data = load(write_lines(tmp_path / "mine.jsonl", graphs))
-    assert (data.name, data.feature_kind) == ("mine", "node-labels")
+    assert (data.name, data.encoding.kind) == ("mine", "node-labels")
     assert data.train.names == ["first", "mine.jsonl:3", "mine.jsonl:4"]
     assert data.train.classes == ("pair", "path")
     assert data.train.labels.tolist() == [1, 0, 1]
     assert data.encoding.labels == (("10", "a", "b"),)
-    first, second, third = data.train.graphs
+    first, second, third = graphs_of(data.train)
     assert edges_of(first) == [[0, 1], [1, 0], [1, 2], [2, 1]]
     assert first.x.tolist() == [[0, 0, 1], [0, 1, 0], [1, 0, 0]]
     assert edges_of(second) == [[0, 1], [1, 0]]
@@ -481,8 +495,8 @@ def test_json_lines_may_be_directed_packed_and_many(tmp_path: Path) -> None:
     assert data.name == "all"
     assert data.train.names == ["a.ndjson:1", "b.jsonl.gz:1"]
     assert data.train.classes == ("9", "10")  # by size, not by letter
-    assert edges_of(data.train.graphs[1]) == [[0, 1], [1, 2]]
-    assert data.feature_kind == "degree"
+    assert edges_of(graphs_of(data.train)[1]) == [[0, 1], [1, 2]]
+    assert data.encoding.kind == "degree"
     # A node of degree 2 at most; the directed path has degrees 1, 1, 0.
     assert data.train.store.x.argmax(1).tolist() == [1, 2, 1, 1, 1, 0]
 
@@ -491,9 +505,9 @@ def test_json_features_are_used_unless_refused(tmp_path: Path) -> None:
     graph = {**PATH, "node_features": [[1, 2.5], [3, 4], [5, 6]], "node_labels": [1, 1, 0]}
     path = write_lines(tmp_path / "a.jsonl", [graph])
     data = load(path)
-    assert data.feature_kind == "attributes+node-labels"
+    assert data.encoding.kind == "attributes+node-labels"
     assert data.train.store.x[0].tolist() == [1, 2.5, 0, 1]
-    assert load(path, use_attributes=False).feature_kind == "node-labels"
+    assert load(path, use_attributes=False).encoding.kind == "node-labels"
 
 
 def test_json_without_labels(tmp_path: Path) -> None:
@@ -586,7 +600,7 @@ def syntax() -> GraphData:
 def test_syntax_trees(syntax: GraphData) -> None:
     train = syntax.train
     assert syntax.name == "stdlib-ast"
-    assert syntax.feature_kind == "node-labels"
+    assert syntax.encoding.kind == "node-labels"
     assert 2000 < len(train) <= 4000
     assert train.classes == tuple(sorted(syntax_trees.PACKAGES))
     counts = torch.bincount(train.labels)
@@ -623,7 +637,7 @@ def test_a_syntax_tree_is_the_function(syntax: GraphData) -> None:
                     pairs += [(type(node).__name__, type(child).__name__), *parts(child)]
             return pairs
 
-        graph = syntax.train.graphs[index]
+        graph = graphs_of(syntax.train)[index]
         types = [names[code] for code in graph.x.argmax(1).tolist()]
         ours = [(types[a], types[b]) for a, b in edges_of(graph) if a < b]
         assert sorted(ours) == sorted(parts(node))
@@ -660,14 +674,14 @@ def test_a_library_without_sources(tmp_path: Path) -> None:
 def test_limit(syntax: GraphData) -> None:
     few = load("stdlib-ast", limit=50)
     assert len(few.train) == len(few.train.names) == len(few.train.labels) == 50
-    assert few.features == syntax.features
+    assert few.encoding.width == syntax.encoding.width
     assert few.train.classes == syntax.train.classes
     assert few.train.names == load("stdlib-ast", limit=50).train.names
     places = [syntax.train.names.index(name) for name in few.train.names]
     assert places == sorted(places)
-    for name, graph in zip(few.train.names, few.train.graphs, strict=True):
+    for name, graph in zip(few.train.names, graphs_of(few.train), strict=True):
         if syntax.train.names.count(name) == 1:
-            other = syntax.train.graphs[syntax.train.names.index(name)]
+            other = graphs_of(syntax.train)[syntax.train.names.index(name)]
             assert torch.equal(graph.x, other.x)
             assert torch.equal(graph.edge_index, other.edge_index)
     assert len(load("stdlib-ast", limit=10**6).train) == len(syntax.train)
@@ -680,7 +694,7 @@ def test_an_encoding_serves_other_data(tmp_path: Path) -> None:
     labels = ["5", "5", "1", "1", "9", "9", "9"]
     with pytest.warns(UserWarning, match=r"2 of \d+ nodes have node labels"):
         other = load(write(tmp_path / "b", changed(node_labels=labels)), encoding=again)
-    assert other.features == 3
+    assert other.encoding.width == 3
     assert other.train.store.x.sum(1).tolist() == [1, 1, 0, 0, 1, 1, 1]
     assert other.train.store.x[0].tolist() == [0, 1, 0]
     with pytest.raises(ValueError, match=r"labels, 1 per node .*, got none in TINY"):
@@ -697,14 +711,14 @@ def test_graphs_in_memory(tmp_path: Path) -> None:
     data = load(write(tmp_path / "TINY", changed(node_labels=None)))
     bare = [
         Data(edge_index=torch.cat([g.edge_index, g.edge_index], 1), num_nodes=g.num_nodes)
-        for g in data.train.graphs
+        for g in graphs_of(data.train)
     ]
     assert torch.equal(store_graphs(bare, data.encoding).x, data.train.store.x)
-    store = store_graphs(data.train.graphs, data.encoding)
+    store = store_graphs(graphs_of(data.train), data.encoding)
     assert torch.equal(store.x, data.train.store.x)
     assert torch.equal(store.edge_index, data.train.store.edge_index)
     with pytest.raises(ValueError, match=r"3 features per node \(node-labels\), got"):
-        store_graphs(data.train.graphs, NodeEncoding("node-labels", labels=(("a", "b", "c"),)))
+        store_graphs(graphs_of(data.train), NodeEncoding("node-labels", labels=(("a", "b", "c"),)))
     with pytest.raises(ValueError, match=r"got none in graph 0"):
         store_graphs(bare, NodeEncoding("node-labels", labels=(("a", "b", "c"),)))
 
@@ -746,7 +760,7 @@ def test_batch_of_graphs() -> None:
 def test_batches_of_a_loaded_set_equal_pyg(syntax: GraphData) -> None:
     indices = torch.tensor([5, 3000, 17, 5])
     batch = syntax.train.store.batch(indices)
-    other = Batch.from_data_list([syntax.train.graphs[index] for index in indices])
+    other = Batch.from_data_list([graphs_of(syntax.train)[index] for index in indices])
     assert torch.equal(batch.x, other.x)
     assert torch.equal(batch.edge_index, other.edge_index)
     assert torch.equal(syntax.train.labels[indices], other.y)

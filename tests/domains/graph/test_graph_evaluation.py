@@ -77,6 +77,8 @@ def test_small_classes_are_told_before_training(
         ({"graph": GraphOptions(folds=1)}, r"graph\.folds to be at least 2, got 1"),
         ({"graph": GraphOptions(repeats=0)}, r"graph\.repeats to be at least 1, got 0"),
         ({"graph": GraphOptions(kinds=("nodes",))}, r"--graph\.kinds only with views of graphs"),
+        ({"graph": GraphOptions(kinds=())}, "among nodes, edges, .* got none"),
+        ({"graph": GraphOptions(kinds=("nodes", "drop"))}, "among nodes, edges, .* got drop"),
         ({"graph": GraphOptions(ratio=0.1)}, r"--graph\.ratio only with views of graphs"),
         ({"backbone": "resnet18"}, "--backbone only .*'resnet18' for graph"),
         ({"probe_epochs": 1}, "--probe_epochs only for image or vectors data"),

@@ -20,9 +20,8 @@ from sklearn.metrics import f1_score
 from sklearn.model_selection import GridSearchCV, StratifiedKFold
 from torch import Tensor, nn
 
-from unremix.domains.sentence import relatedness, senteval
-from unremix.domains.sentence.relatedness import fit_relatedness, score_bins
-from unremix.domains.sentence.senteval import TASKS, evaluate
+from unremix.domains.sentence import senteval
+from unremix.domains.sentence.senteval import TASKS, evaluate, fit_relatedness, score_bins
 from unremix.domains.sentence.senteval_files import canonical_name, find_folder, read_task
 from unremix.evaluation import logistic, measurements
 from unremix.evaluation.logistic import Fits, eigenbasis, fit_logistic
@@ -113,7 +112,7 @@ class Bag:
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(relatedness, "MOST_EPOCHS", 150)
+    monkeypatch.setattr(senteval, "MOST_EPOCHS", 150)
 
 
 # ---- files ----
@@ -421,11 +420,11 @@ def test_held_out_tests_equal_scikit_learn(root: Path, task: str) -> None:
 
 def test_the_test_labels_are_not_looked_at() -> None:
     features, labels, _, _ = problems(60, 4, 3, seed=2)
-    split, options = np.split(np.arange(60), [45]), {"folds": 3, "strengths": [1.0, 4.0]}
-    known = senteval.classify(features, labels, [split], seed=0, **options)
+    split, search = np.split(np.arange(60), [45]), senteval.Search(0, 3, [1.0, 4.0])
+    known = senteval.classify(features, labels, [split], search)
     other = labels.clone()
     other[45:] = 0
-    again = senteval.classify(features, other, [split], seed=0, **options)
+    again = senteval.classify(features, other, [split], search)
     assert torch.equal(known[0][0], again[0][0])
     assert known[1:] == again[1:]
 
@@ -454,8 +453,8 @@ def test_bins_have_the_score_as_mean() -> None:
 
 
 def test_relatedness_equals_torch_s_own_training(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(relatedness, "EPOCHS_BETWEEN", 3)
-    monkeypatch.setattr(relatedness, "MOST_EPOCHS", 12)
+    monkeypatch.setattr(senteval, "EPOCHS_BETWEEN", 3)
+    monkeypatch.setattr(senteval, "MOST_EPOCHS", 12)
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(100, 6, generator=generator)
     y = (3 + x[:, 0]).clamp(1, 5).double()

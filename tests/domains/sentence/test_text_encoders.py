@@ -32,7 +32,7 @@ KINDS = {
     "gru": lambda: GRUEncoder(V, words=5, units=6),
     "bigru": lambda: GRUEncoder(V, words=5, units=6, bidirectional=True),
     "bag": lambda: BagOfWords(V, words=5),
-    "transformer": lambda: TransformerEncoder(V, words=8, layers=2, heads=2, max_length=9),
+    "transformer": lambda: TransformerEncoder(V, words=8, max_length=9),
 }
 
 
@@ -141,8 +141,8 @@ def test_encoders_say_how_large_their_output_is() -> None:
         (lambda: GRUEncoder(9, words=0), "expected words"),
         (lambda: GRUEncoder(9, units=0), "units, got 0"),
         (lambda: GRUEncoder(9, units=5, bidirectional=True), "even number of units, got 5"),
-        (lambda: TransformerEncoder(9, words=6, heads=4), "heads that divide"),
-        (lambda: TransformerEncoder(9, layers=0), "layers .* at least 1"),
+        (lambda: TransformerEncoder(9, words=6), "heads that divide"),
+        (lambda: TransformerEncoder(9, max_length=0), "max_length .* at least 1"),
     ],
 )
 def test_wrong_sizes(build, message: str) -> None:
@@ -312,9 +312,8 @@ def test_word_vectors_of_every_format(tmp_path: Path, name: str) -> None:
     text = ("3 3\n" if ".vec" in name else "") + lines_of(VECTORS)
     path = tmp_path / name
     path.write_bytes(gzip.compress(text.encode()) if name.endswith(".gz") else text.encode())
-    table, found = load_word_vectors(path, Vocabulary(["cat", "bird", "the"]))
-    assert table.tolist() == [[0, 0, 0], [0, 0, 0], VECTORS["cat"], [0, 0, 0], VECTORS["the"]]
-    assert found.tolist() == [False, False, True, False, True]
+    rows, vectors = load_word_vectors(path, Vocabulary(["cat", "bird", "the"]))
+    assert dict(zip(rows, vectors.tolist(), strict=True)) == {4: VECTORS["the"], 2: VECTORS["cat"]}
 
 
 def test_word_vectors_prefer_the_exact_form_and_keep_spaces(tmp_path: Path) -> None:
@@ -322,18 +321,17 @@ def test_word_vectors_prefer_the_exact_form_and_keep_spaces(tmp_path: Path) -> N
     path.write_text(
         "The 1 1\nLondon 2 2\nLONDON 3 3\nthe 4 4\n. . . 5 5\n1999 6 6\nthe 7 7\n", encoding="utf-8"
     )
-    table, found = load_word_vectors(path, Vocabulary(["the", "london", "1999"]))
-    assert table[2:].tolist() == [[4, 4], [2, 2], [6, 6]]
-    assert found[2:].all()
+    rows, vectors = load_word_vectors(path, Vocabulary(["the", "london", "1999"]))
+    assert dict(zip(rows, vectors.tolist(), strict=True)) == {2: [4, 4], 3: [2, 2], 4: [6, 6]}
 
 
 def test_broken_lines_are_left_out_with_a_warning(tmp_path: Path) -> None:
     path = tmp_path / "v.txt"
     path.write_bytes(b"the 1 2\ncat 1 x\ndog nan 1\n\n\xff\xfe 1 2\nbird 3 4")
     with pytest.warns(UserWarning, match="left out 2 lines"):
-        table, found = load_word_vectors(path, Vocabulary(["the", "cat", "dog", "bird"]))
-    assert found.tolist() == [False, False, True, False, False, True]
-    assert table[5].tolist() == [3, 4]
+        rows, vectors = load_word_vectors(path, Vocabulary(["the", "cat", "dog", "bird"]))
+    assert rows == [2, 5]
+    assert vectors[1].tolist() == [3, 4]
 
 
 @pytest.mark.parametrize(
@@ -353,12 +351,12 @@ def test_vectors_are_put_into_an_encoder(tmp_path: Path) -> None:
     vocabulary = Vocabulary(["cat", "bird"])
     encoder = BagOfWords(len(vocabulary), words=3)
     before = encoder.words.weight.detach().clone()
-    vectors, found = load_word_vectors(path, vocabulary)
-    set_word_vectors(encoder.words, vectors, found)
+    rows, vectors = load_word_vectors(path, vocabulary)
+    set_word_vectors(encoder, rows, vectors)
     assert encoder.words.weight[2].tolist() == VECTORS["cat"]
     assert torch.equal(encoder.words.weight[[0, 1, 3]], before[[0, 1, 3]])
     with pytest.raises(ValueError, match="words=3"):
-        set_word_vectors(BagOfWords(4, words=5).words, vectors, found)
+        set_word_vectors(BagOfWords(4, words=5), rows, vectors)
 
 
 def test_expansion_recovers_an_affine_map() -> None:

@@ -21,12 +21,7 @@ DOMAIN = Domain(
     ),
     options=options.GraphOptions,
     section="graph",
-    defaults={
-        "data": "stdlib-ast",
-        "recipe": "infograph-unremix",
-        "epochs": 20,
-        "batch_size": 128,
-    },
+    defaults={"data": "stdlib-ast", "recipe": "infograph-unremix", "epochs": 20, "batch_size": 128},
     embedded={"stdlib-ast": {}},
     sizes=model.SIZES,
     gains_from_bfloat16=lambda _: False,  # sums over edges, and matrices of a few columns

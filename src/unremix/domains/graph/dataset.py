@@ -10,8 +10,8 @@ from __future__ import annotations
 import os
 import sys
 import warnings
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,6 +20,7 @@ from zipfile import is_zipfile
 import numpy as np
 import torch
 
+from unremix.console.suggestions import expecting
 from unremix.core.checks import check_positive
 from unremix.domains.graph.features import NodeEncoding
 from unremix.domains.graph.json_lines import SUFFIXES, is_json_lines, read_json_lines
@@ -63,16 +64,6 @@ class GraphData:
     train: GraphSet
     encoding: NodeEncoding
     skipped: tuple[Skipped, ...]
-
-    @property
-    def features(self) -> int:
-        """F, features of a node."""
-        return self.encoding.width
-
-    @property
-    def feature_kind(self) -> str:
-        """What the features are; see :class:`NodeEncoding`."""
-        return self.encoding.kind
 
 
 def load_graphs(
@@ -126,10 +117,10 @@ def load_graphs(
     Example:
         >>> import torch
         >>> data = load_graphs("stdlib-ast", limit=100)
-        >>> len(data.train), data.feature_kind
+        >>> len(data.train), data.encoding.kind
         (100, 'node-labels')
         >>> batch = data.train.store.batch(torch.tensor([3, 1, 4]))
-        >>> batch.num_graphs, batch.x.shape[1] == data.features
+        >>> batch.num_graphs, batch.x.shape[1] == data.encoding.width
         (3, True)
     """
     check_positive(limit=limit)
@@ -141,10 +132,8 @@ def load_graphs(
         if limit is not None and limit < len(graphs):
             graphs = graphs.choose(drawn(len(graphs), limit))
     if found.skipped:
-        total = len(found.names) + len(found.skipped)
-        warnings.warn(
-            f"skipped {len(found.skipped)} of {total}: {name_some(found.skipped)}", stacklevel=2
-        )
+        count, total = len(found.skipped), len(found.names) + len(found.skipped)
+        warnings.warn(f"skipped {count} of {total}: {name_some(found.skipped)}", stacklevel=2)
     return GraphData(found.name, graphs, encoding, found.skipped)
 
 
@@ -170,23 +159,22 @@ def store_graphs(graphs: Sequence[Data], encoding: NodeEncoding) -> GraphStore:
                 [0., 1., 0., 0.],
                 [0., 1., 0., 0.]])
     """
-    given = [graph.x is not None for graph in graphs]
-    if not any(given) and encoding.kind in ("degree", "normalized-degree"):
+    by_degree = all(graph.x is None for graph in graphs) and encoding.of_degrees
+    if by_degree:
         from torch_geometric.data import Data
 
-        blank = [
-            Data(x=torch.zeros(graph.num_nodes, 1), edge_index=graph.edge_index) for graph in graphs
-        ]
-        store = GraphStore.of(blank)
+        blank = [torch.zeros(graph.num_nodes, 1) for graph in graphs]
+        pairs = zip(blank, graphs, strict=True)
+        graphs = [Data(x=x, edge_index=graph.edge_index) for x, graph in pairs]
+    store = GraphStore.of(graphs)
+    if by_degree:
         sizes = store.node_starts.diff().numpy()
         found = RawGraphs("the graphs", [""] * len(sizes), sizes, store.edge_index.numpy())
         return _encode(found, encoding, None)[0]
-    store = GraphStore.of(graphs)
     if store.features != encoding.width:
-        raise ValueError(
-            f"expected {encoding.width} features per node ({encoding.kind}), got "
-            f"{store.features}; encode the graphs like those that the encoder was trained on"
-        )
+        wanted = f"{encoding.width} features per node ({encoding.kind})"
+        got = f"{store.features}; encode the graphs like those that the encoder was trained on"
+        raise ValueError(f"expected {wanted}, got {got}")
     return store
 
 
@@ -198,26 +186,16 @@ def _encode(
     degrees = np.bincount(edges[0], minlength=int(found.sizes.sum()))
     if encoding is None:
         encoding = NodeEncoding.fit(found, degrees, use_attributes)
-    elif encoding.kind in ("degree", "normalized-degree"):
-        given = []
-        if found.node_labels is not None:
-            given.append("labels")
-        if found.attributes is not None and found.use_attributes:
-            given.append("features")
+    elif encoding.of_degrees:
+        given = ["labels"] if found.node_labels is not None else []
+        given += ["features"] if found.attributes is not None and found.use_attributes else []
         if given:
-            warnings.warn(
-                f"the {' and '.join(given)} of nodes in {found.name} are not looked at: the "
-                "encoder knows nodes by their degrees",
-                stacklevel=3,
-            )
+            what = f"{' and '.join(given)} of nodes in {found.name}"
+            why = "the encoder knows nodes by their degrees"
+            warnings.warn(f"the {what} are not looked at: {why}", stacklevel=3)
     node_starts = np.concatenate([[0], np.cumsum(found.sizes)])
-    store = GraphStore(
-        x=encoding.encode(found, degrees),
-        edge_index=torch.from_numpy(edges),
-        node_starts=torch.from_numpy(node_starts),
-        edge_starts=torch.from_numpy(np.searchsorted(edges[0], node_starts)),
-    )
-    return store, encoding
+    arrays = (edges, node_starts, np.searchsorted(edges[0], node_starts))
+    return GraphStore(encoding.encode(found, degrees), *map(torch.from_numpy, arrays)), encoding
 
 
 def _find(source: str) -> RawGraphs:
@@ -227,32 +205,23 @@ def _find(source: str) -> RawGraphs:
     if source.startswith("pyg:"):
         folder = _download(source.removeprefix("pyg:"))
         return read_tu(find_tu(folder), folder)
-    path = locate(
-        source, f"accepted are {ACCEPTED}", folders=("", "tu"), suffixes=("", ".zip", ".jsonl")
-    )
+    suffixes = ("", ".zip", ".jsonl")
+    path = locate(source, f"accepted are {ACCEPTED}", folders=("", "tu"), suffixes=suffixes)
     is_zip = path.suffix.lower() == ".zip" and path.is_file()
     files = find_tu(path) if is_zip or path.is_dir() else {}
     if files:
         return read_tu(files, path)
-    if path.is_dir():
-        lines = sorted(file for file in path.iterdir() if file.is_file() and is_json_lines(file))
-        if lines:
-            return read_json_lines(path.name, lines)
-        raise ValueError(
-            f"expected the files of a TU data set or files ending in {', '.join(SUFFIXES)} in the "
-            f"folder {path}, got neither; accepted are {ACCEPTED}"
-        )
-    if not path.is_file():  # opening a pipe would wait forever
-        raise ValueError(f"expected a file or a folder, got {path}, which is neither")
-    if is_json_lines(path):
-        return read_json_lines(path.name.partition(".")[0], [path])
-    if holds_molecules(path):
+    among = path.iterdir() if path.is_dir() else [path]
+    lines = sorted(file for file in among if file.is_file() and is_json_lines(file))
+    if lines:
+        return read_json_lines(path.name if path.is_dir() else path.name.partition(".")[0], lines)
+    if path.is_file() and holds_molecules(path):
         return read_molecules(path)
-    if is_zip:
-        raise ValueError(
-            f"expected NAME_A.txt and the other files of a TU data set in {path}, got none; "
-            "unpack the zip to see its contents"
-        )
+    if path.is_dir() or is_zip:
+        others = "" if is_zip else f"or files ending in {', '.join(SUFFIXES)} "
+        got = "got none; unpack it to see its contents" if is_zip else "got neither"
+        what = f"the files of a TU data set {others}in {path}"
+        raise ValueError(f"expected {what}, {got}; accepted are {ACCEPTED}")
     raise ValueError(f"expected one of: {ACCEPTED}; got the file {path}")
 
 
@@ -264,11 +233,10 @@ def recognizes(source: str) -> bool:
         return False
     if place.is_dir():
         return any(place.glob(f"*{TU_FILE}"))
-    if not place.is_file():  # opening a pipe would wait forever
-        return False
-    if place.suffix.lower() == ".zip" and is_zipfile(place):
+    # A pipe is never opened: that would wait forever.
+    if place.is_file() and place.suffix.lower() == ".zip" and is_zipfile(place):
         return any(name.endswith(TU_FILE) for name, _ in zip_members(place))
-    return is_json_lines(place)
+    return place.is_file() and is_json_lines(place)
 
 
 def _download(name: str) -> Path:
@@ -276,23 +244,16 @@ def _download(name: str) -> Path:
     from torch_geometric.datasets import TUDataset  # type: ignore[import-untyped]
 
     root = Path(os.environ.get("UNREMIX_DATA") or user_cache()).expanduser() / "pyg"
-    try:
+    what = f"torch_geometric to download the TU data set {name!r} into {root}"
+    remedy = f"check name and connection, or download {name}.zip elsewhere and name its path"
+    with expecting(what, remedy, OSError):
         return Path(TUDataset(str(root), name).raw_dir)
-    except Exception as error:  # whatever its file systems raise
-        raise OSError(
-            f"expected torch_geometric to download the TU data set {name!r} into {root}, got "
-            f"{type(error).__name__}: {error}; check the name and the connection, or download "
-            f"{name}.zip elsewhere and name its path"
-        ) from error
 
 
-@contextmanager
-def _sign_of_life(message: str, wanted: bool) -> Iterator[None]:
+def _sign_of_life(message: str, wanted: bool) -> AbstractContextManager[object]:
     """A spinner on the terminal while something is read."""
     if not (wanted and sys.stderr.isatty()):
-        yield
-        return
+        return nullcontext()
     from rich.console import Console
 
-    with Console(stderr=True).status(message):
-        yield
+    return Console(stderr=True).status(message)

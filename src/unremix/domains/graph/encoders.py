@@ -43,17 +43,13 @@ class _Sum(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, incoming: Neighbors, outgoing: Neighbors) -> Tensor:
         ctx.edges = incoming, outgoing
-        return F.embedding_bag(
-            incoming.nodes, x, incoming.starts, mode="sum", include_last_offset=True
-        )
+        nodes, starts = incoming
+        return F.embedding_bag(nodes, x, starts, mode="sum", include_last_offset=True)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
         incoming, outgoing = ctx.edges
-        back = _Sum.apply(  # type: ignore[no-untyped-call]
-            gradients[0].contiguous(), outgoing, incoming
-        )
-        return back, None, None
+        return sum_neighbors(gradients[0].contiguous(), outgoing, incoming), None, None
 
 
 def sum_neighbors(x: Tensor, incoming: Neighbors, outgoing: Neighbors) -> Tensor:
@@ -131,9 +127,8 @@ class GIN(nn.Module):
         super().__init__()
         check_positive(in_features=in_features, hidden=hidden, layers=layers)
         self.features = hidden * layers
-        self.layers = nn.ModuleList(
-            GINLayer(hidden if index else in_features, hidden) for index in range(layers)
-        )
+        inputs = [in_features, *[hidden] * (layers - 1)]
+        self.layers = nn.ModuleList(GINLayer(size, hidden) for size in inputs)
 
     def forward(
         self, x: Tensor, edge_index: Tensor, graph: Tensor, num_graphs: int
@@ -192,9 +187,8 @@ class GraphEncoder(nn.Module):
 
     def nodes_and_graphs(self, batch: GraphBatch) -> tuple[Tensor, Tensor]:
         """Embeddings of all nodes, shape (n, F), and of the graphs, shape (G, F)."""
-        found: tuple[Tensor, Tensor] = self.gin(
-            batch.x, batch.edge_index, batch.graph, batch.num_graphs
-        )
+        found: tuple[Tensor, Tensor]
+        found = self.gin(batch.x, batch.edge_index, batch.graph, batch.num_graphs)
         return found
 
     def forward(self, batch: GraphBatch) -> Tensor:

@@ -53,6 +53,11 @@ class NodeEncoding:
         object.__setattr__(self, "labels", tuple(tuple(column) for column in self.labels))
 
     @property
+    def of_degrees(self) -> bool:
+        """Whether nodes are known by their degrees alone."""
+        return self.kind in ("degree", "normalized-degree")
+
+    @property
     def width(self) -> int:
         """F, the number of features."""
         if self.kind == "degree":
@@ -73,9 +78,8 @@ class NodeEncoding:
             ValueError: If there are no attributes to use.
         """
         if use_attributes and found.attributes is None:
-            raise ValueError(
-                f"expected node attributes in {found.name}, got none; leave use_attributes out"
-            )
+            remedy = "leave use_attributes out"
+            raise ValueError(f"expected node attributes in {found.name}, got none; {remedy}")
         wanted = found.use_attributes if use_attributes is None else use_attributes
         labels = () if found.node_labels is None else found.node_labels.values
         if wanted and found.attributes is not None:
@@ -98,57 +102,37 @@ class NodeEncoding:
             ValueError: If the data lack the labels or attributes that the encoding needs, or the
                 features would take too much memory.
         """
-        _check_memory(found, len(degrees) * self.width * 4)
+        needed, size = len(degrees) * self.width * 4, found.file_bytes
+        if size is not None and needed > FREE + FACTOR * size:
+            raise ValueError(
+                f"expected node features of at most {FREE + FACTOR * size:,} bytes for files of "
+                f"{found.name}, got labels or degrees that take {needed:,}; use fewer different "
+                "node labels, or leave out nodes without edges"
+            )
         if self.kind == "degree":
             _warn_of(degrees > self.max_degree, f"degrees above {self.max_degree}")
             return _one_hot(np.minimum(degrees, self.max_degree), self.max_degree + 1)
         if self.kind == "normalized-degree":
             return torch.from_numpy((degrees - self.mean) / self.std).float()[:, None]
-        blocks = []
-        if self.attributes:
-            columns = 0 if found.attributes is None else found.attributes.shape[1]
-            if found.attributes is None or columns != self.attributes:
-                raise ValueError(
-                    f"expected features, {self.attributes} per node as in training, got "
-                    f"{columns or 'none'} in {found.name}; give every node such features, or train "
-                    "an encoder on graphs like these"
-                )
-            blocks.append(torch.from_numpy(found.attributes))
-        if self.labels:
-            blocks += self._encode_labels(found)
-        return torch.cat(blocks, dim=1)
-
-    def _encode_labels(self, found: RawGraphs) -> list[Tensor]:
-        labels = found.node_labels
-        columns = 0 if labels is None else len(labels.values)
-        if labels is None or columns != len(self.labels):
-            raise ValueError(
-                f"expected node labels, {len(self.labels)} per node as in training, got "
-                f"{columns or 'none'} in {found.name}; give every node such labels, or train an "
-                "encoder on graphs like these"
-            )
-        blocks, unknown = [], np.zeros(len(labels.codes), dtype=bool)
-        for known, values, codes in zip(self.labels, labels.values, labels.codes.T, strict=True):
+        attributes, labels = found.attributes, found.node_labels
+        given = {
+            "features": (self.attributes, 0 if attributes is None else attributes.shape[1]),
+            "node labels": (len(self.labels), 0 if labels is None else len(labels.values)),
+        }
+        for what, (wanted, columns) in given.items():
+            if wanted not in (0, columns):
+                got = f"{columns or 'none'} in {found.name}; train an encoder on graphs like these"
+                raise ValueError(f"expected {what}, {wanted} per node as in training, got {got}")
+        used = attributes is not None and self.attributes
+        blocks, unknown = [torch.from_numpy(attributes)] if used else [], degrees < 0
+        columns = zip(labels.values, labels.codes.T, strict=True) if labels is not None else ()
+        for known, (values, codes) in zip(self.labels, columns, strict=False):
             place = {value: index for index, value in enumerate(known)}
-            lookup = np.array([place.get(value, -1) for value in values])
-            blocks.append(_one_hot(lookup[codes], len(known)))
-            unknown |= lookup[codes] < 0
-        _warn_of(
-            unknown,
-            "node labels that the encoding does not know; labels mean what they meant "
-            "where it was made",
-        )
-        return blocks
-
-
-def _check_memory(found: RawGraphs, needed: int) -> None:
-    """Refuse features far larger than the files."""
-    if found.file_bytes is not None and needed > FREE + FACTOR * found.file_bytes:
-        raise ValueError(
-            f"expected node features of at most {FREE + FACTOR * found.file_bytes:,} bytes for the "
-            f"files of {found.name}, got nodes whose labels or degrees take {needed:,}; use "
-            "fewer different node labels, or leave out nodes without edges"
-        )
+            column = np.array([place.get(value, -1) for value in values])[codes]
+            blocks.append(_one_hot(column, len(known)))
+            unknown |= column < 0
+        _warn_of(unknown, "node labels that were not known where the encoding was made")
+        return torch.cat(blocks, dim=1)
 
 
 def _one_hot(columns: Ints, width: int) -> Tensor:
@@ -161,4 +145,4 @@ def _one_hot(columns: Ints, width: int) -> Tensor:
 
 def _warn_of(which: NDArray[np.bool_], what: str) -> None:
     if which.any():
-        warnings.warn(f"{which.sum()} of {which.size} nodes have {what}", stacklevel=5)
+        warnings.warn(f"{which.sum()} of {which.size} nodes have {what}", stacklevel=4)

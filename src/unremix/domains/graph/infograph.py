@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from itertools import chain
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +21,8 @@ from unremix.domains.graph.encoders import GraphEncoder
 from unremix.frameworks.base import Batch, Framework, refuse_nt_xent
 from unremix.losses import PRESETS, Fidelity, HCLLoss, TwoViewLoss
 
+INFO_NCE = "--infograph.objective info-nce"
+
 
 class Discriminator(nn.Module):
     """Three layers of Linear and ReLU, beside a linear shortcut.
@@ -33,9 +36,8 @@ class Discriminator(nn.Module):
 
     def __init__(self, width: int) -> None:
         super().__init__()
-        self.block = nn.Sequential(
-            *(module for _ in range(3) for module in (nn.Linear(width, width), nn.ReLU()))
-        )
+        layers = [(nn.Linear(width, width), nn.ReLU()) for _ in range(3)]
+        self.block = nn.Sequential(*chain.from_iterable(layers))
         self.shortcut = nn.Linear(width, width)
         for module in self.modules():
             if isinstance(module, nn.Linear):
@@ -87,11 +89,7 @@ class InfoGraph(Framework):
     encoder: GraphEncoder
 
     def __init__(
-        self,
-        encoder: GraphEncoder,
-        loss: TwoViewLoss,
-        *,
-        options: InfoGraphOptions | None = None,
+        self, encoder: GraphEncoder, loss: TwoViewLoss, *, options: InfoGraphOptions | None = None
     ) -> None:
         super().__init__()
         options = options or InfoGraphOptions()
@@ -99,25 +97,19 @@ class InfoGraph(Framework):
         self.loss = loss
         loss.gather = bool(loss.gather)  # equally many graphs have different numbers of nodes
         self.objective = options.objective
+        is_hard_jsd = isinstance(loss, HCLLoss) and self.objective == "jsd"
         self.nodes = Discriminator(encoder.features)
         self.graphs = Discriminator(encoder.features)
-        if loss.class_prior and not (isinstance(loss, HCLLoss) and self.objective == "jsd"):
-            raise ValueError(
-                "expected class_prior=0 on InfoGraph, whose products are not bounded, got "
-                f"{loss.class_prior}; leave it out, or use HCL with the objective jsd"
-            )
+        if loss.class_prior and not is_hard_jsd:
+            got = f"{loss.class_prior}, but its products are not bounded; use HCL with jsd"
+            raise ValueError(f"expected class_prior=0 on InfoGraph, got {got}, or leave it out")
         if self.objective == "jsd" and getattr(loss.options.objective, "decoupled", False):
-            raise ValueError(
-                "expected decoupled=False with the objective jsd, which has no denominator, got "
-                "True; leave it out, or use --infograph.objective info-nce"
-            )
+            got = f"True, but it has no denominator; leave it out, or use {INFO_NCE}"
+            raise ValueError(f"expected decoupled=False with the objective jsd, got {got}")
         loss.check_evidence("nodes")
-        if loss.false_negatives and isinstance(loss, HCLLoss) and self.objective == "jsd":
-            raise ValueError(
-                "expected false_negatives=None for HCL with the objective jsd, which has weights "
-                f"of its own, got {loss.false_negatives.rule!r}; use --infograph.objective "
-                "info-nce, or another weighting"
-            )
+        if loss.false_negatives and is_hard_jsd:
+            got = f"{loss.false_negatives.rule!r}, but it has its own weights; use {INFO_NCE}"
+            raise ValueError(f"expected false_negatives=None for HCL with jsd, got {got}")
         refuse_nt_xent(loss, "on InfoGraph, where a graph has as many positives as nodes")
 
     def forward(self, batch: Batch) -> Tensor:
@@ -145,13 +137,8 @@ class InfoGraph(Framework):
                 fidelity=self.loss.fidelity,
                 joint=find_joint_batch(anchors) if self.loss.gathers else None,
             )
-        return self.loss.against(
-            nodes,
-            known,
-            Pairs.membership(groups, len(known.embeddings)),
-            logits="dot",
-            objective=self.objective,
-        )
+        pairs = Pairs.membership(groups, len(known.embeddings))
+        return self.loss.against(nodes, known, pairs, logits="dot", objective=self.objective)
 
 
 def hard_jsd(
@@ -207,7 +194,7 @@ def hard_jsd(
     count = logits.shape[1] - 1
     if count < 1:
         raise ValueError(
-            "expected at least one negative, got one group only; use a batch of two or more"
+            "expected at least one negative, got one group; use a batch of two or more"
         )
     own = torch.zeros_like(logits, dtype=torch.bool).scatter_(1, groups[:, None], True)
     positive = logits.gather(1, groups[:, None])[:, 0]  # (N,)
@@ -221,8 +208,7 @@ def hard_jsd(
     if fidelity != "code":
         exponent = exponent.masked_fill(own, -math.inf)
     shares = exponent.softmax(1)  # (N, M); 0 for the own group, but in the code
-    if not similarity_gradient:
-        shares = shares.detach()
+    shares = shares if similarity_gradient else shares.detach()
     mean = (shares * softplus(negatives)).sum(1)
     if fidelity == "code":
         mean = mean * ((count + 1) / count)

@@ -16,22 +16,17 @@ from typing import Any
 
 import numpy as np
 
-from unremix.domains.graph.raw import (
-    Floats,
-    Ints,
-    NodeLabels,
-    RawGraphs,
-    label_codes,
-    without_empty,
-)
+from unremix.domains.graph import raw
+from unremix.domains.graph.raw import Floats, Ints, RawGraphs
 from unremix.files.archives import Skipped
 from unremix.files.atomic_files import write_text
-from unremix.files.bounds import FREE, shorten
+from unremix.files.bounds import FREE, shorten, sound
 
 SUFFIXES = (".jsonl", ".jsonl.gz", ".ndjson", ".ndjson.gz")
 GAPS = 100  # nodes per end of an edge; more of them without an edge are taken for a mistake
 KEYS = ("edges", "nodes", "node_labels", "node_features", "label", "name", "directed")
 OPTIONAL = ("node_labels", "node_features", "label")  # in every line or in none
+EXAMPLE = '{"edges": [[0, 1], [1, 2]]}'
 LONGEST = 2**25  # characters of a line; as objects of Python they take 25 times the memory
 LONGEST_NAME = 1000  # characters of a graph's name
 MOST_IGNORED = 20  # unknown keys that a warning names
@@ -76,8 +71,7 @@ def read_json_lines(name: str, paths: Sequence[Path]) -> RawGraphs:
     """
     ignored: dict[str, tuple[str, int]] = {}
     size = sum(path.stat().st_size for path in paths)
-    lines = (line for path in paths for line in _read(path, ignored))
-    found = collect(lines, name, size)
+    found = collect((line for path in paths for line in _read(path, ignored)), name, size)
     if ignored:
         keys = ", ".join(
             f"{shorten(key, 40)!r} ({where}{f' and {count - 1} more' if count > 1 else ''})"
@@ -111,39 +105,35 @@ def collect(
         used += 0 if features is None else features.nbytes
         if used > most:
             raise ValueError(
-                f"expected graphs that take at most {most:,} bytes of memory, for files of "
-                f"their size, got more with the {line.nodes:,} nodes in {line.where}; remove "
-                "nodes without edges, or write the graphs to larger files that are not packed"
+                f"expected graphs of at most {most:,} bytes of memory for files of {size:,}, got "
+                f"more with the {line.nodes:,} nodes in {line.where}; remove nodes without edges, "
+                "or write larger files that are not packed"
             )
         if labels is not None:
             codes.append(np.array([known.setdefault(each, len(known)) for each in labels], int))
         graphs.append(replace(line, node_labels=labels and []))  # as numbers, they are smaller
     if not graphs:
-        raise ValueError(
-            f"expected a graph per line in {name}, got no line; give each graph a line like "
-            '{"edges": [[0, 1], [1, 2]]}'
-        )
+        raise ValueError(f"expected a graph per line in {name}, got no line; write {EXAMPLE}")
     _check_alike(graphs)
     sizes: Ints = np.array([line.nodes for line in graphs])
-    kept, empty = without_empty(sizes, [line.name for line in graphs])
+    kept, empty = raw.without_empty(sizes, [line.name for line in graphs])
     if not kept.any():
         raise ValueError(f"expected nodes in {name}, got only graphs without any")
     graphs, sizes = [line for line in graphs if line.nodes], sizes[kept]
     starts = (np.cumsum(sizes) - sizes).tolist()
+    edges = [line.edges + start for line, start in zip(graphs, starts, strict=True)]
     numbers = [line.node_features for line in graphs if line.node_features is not None]
     named = [line.label for line in graphs if line.label is not None]
-    classes: tuple[Any, Any] = label_codes(named) if named else (None, None)
+    classes: tuple[Any, Any] = raw.label_codes(named) if named else (None, None)
     node_labels = None
     if known:
-        place, values = label_codes(known)
-        node_labels = NodeLabels(place[np.concatenate(codes)][:, None], (values,))
+        place, values = raw.label_codes(list(known))
+        node_labels = raw.NodeLabels(place[np.concatenate(codes)][:, None], (values,))
     return RawGraphs(
         name=name,
         names=[line.name for line in graphs],
         sizes=sizes,
-        edges=np.concatenate(
-            [line.edges + start for line, start in zip(graphs, starts, strict=True)]
-        ).T,
+        edges=np.concatenate(edges).T,
         node_labels=node_labels,
         attributes=np.concatenate(numbers) if numbers else None,
         use_attributes=True,  # features in such a file are there to be used
@@ -164,13 +154,10 @@ def write(items: Any, classes: Sequence[Any] | None, path: Path) -> Path:
     """Write graphs of torch_geometric; their class is ``y`` unless classes are given."""
     rows = []
     for place, graph in enumerate(items):
-        row = {
-            "edges": graph.edge_index.T.tolist(),
-            "nodes": int(graph.num_nodes),
-            "directed": True,
-        }
+        nodes, edges = int(graph.num_nodes), graph.edge_index.T.tolist()
+        row = {"edges": edges, "nodes": nodes, "directed": True}
         if graph.x is not None:
-            row["node_features"] = graph.x.reshape(int(graph.num_nodes), -1).tolist()
+            row["node_features"] = graph.x.reshape(nodes, -1).tolist()
         label = classes[place] if classes is not None else getattr(graph, "y", None)
         if label is not None and getattr(label, "numel", lambda: 1)() == 1:
             whole = label.item() if hasattr(label, "item") else label
@@ -183,45 +170,35 @@ def write(items: Any, classes: Sequence[Any] | None, path: Path) -> Path:
 def _check_alike(graphs: Sequence[Line]) -> None:
     """Refuse labels or features that only some graphs have, and features of different widths."""
     for key in OPTIONAL:
-        lacking = [line.where for line in graphs if getattr(line, key) is None]
-        if lacking and len(lacking) < len(graphs):
-            having = next(line.where for line in graphs if getattr(line, key) is not None)
-            raise ValueError(
-                f"expected {key!r} in every line or in none, got it in {having} and not in "
-                f"{lacking[0]} ({len(lacking)} of {len(graphs)} lines lack it); complete or "
-                "remove it"
-            )
-    widths = [
-        (one.where, one.node_features.shape[1]) for one in graphs if one.node_features is not None
-    ]
-    for where, width in widths:
-        if width != widths[0][1]:
-            raise ValueError(
-                f"expected {widths[0][1]} node_features per node, as in {widths[0][0]}, got "
-                f"{width} in {where}; give all nodes the same features"
-            )
+        having = [line.where for line in graphs if getattr(line, key) is not None]
+        if 0 < len(having) < len(graphs):
+            lacking = [line.where for line in graphs if getattr(line, key) is None]
+            less = f"{lacking[0]} ({len(lacking)} of {len(graphs)} lines lack it); complete it"
+            got = f"it in {having[0]} and not in {less}"
+            raise ValueError(f"expected {key!r} in every line or in none, got {got}")
+    first = graphs[0].node_features
+    for line in graphs:
+        wide = line.node_features
+        if first is not None and wide is not None and wide.shape[1] != first.shape[1]:
+            what = f"{first.shape[1]} node_features per node, as in {graphs[0].where}"
+            raise ValueError(f"expected {what}, got {wide.shape[1]} in {line.where}; repair it")
 
 
 def _read(path: Path, ignored: dict[str, tuple[str, int]]) -> Iterator[Line]:
     opened = gzip.open if path.name.lower().endswith(".gz") else open
-    try:
-        with opened(path, "rt", encoding="utf-8-sig") as file:
-            count = 0
-            while text := file.readline(LONGEST + 1):
-                count += 1
-                where = f"{shorten(path.name)}, line {count}"
-                if len(text) > LONGEST:
-                    raise ValueError(
-                        f"expected a graph of at most {LONGEST:,} characters in {where}, got "
-                        "more; divide the graph, or leave it out"
-                    )
-                if text.strip():
-                    yield _parse(text, where, f"{path.name}:{count}", ignored)
-    except (EOFError, gzip.BadGzipFile, zlib.error, UnicodeDecodeError) as error:
-        raise ValueError(
-            f"expected JSON lines in UTF-8 in {path}, got a file that cannot be read to its "
-            f"end ({error}); download or write it again"
-        ) from error
+    broken = (EOFError, gzip.BadGzipFile, zlib.error, UnicodeDecodeError)
+    what, got = f"JSON lines in UTF-8 in {path}", "a file that cannot be read to its end"
+    with (
+        sound(what, got, "download or write it again", broken),
+        opened(path, "rt", encoding="utf-8-sig") as file,
+    ):
+        for count, text in enumerate(iter(lambda: file.readline(LONGEST + 1), ""), start=1):
+            where = f"{shorten(path.name)}, line {count}"
+            if len(text) > LONGEST:
+                what = f"a graph of at most {LONGEST:,} characters in {where}"
+                raise ValueError(f"expected {what}, got more; divide the graph, or leave it out")
+            if text.strip():
+                yield _parse(text, where, f"{path.name}:{count}", ignored)
 
 
 def _parse(text: str, where: str, name: str, ignored: dict[str, tuple[str, int]]) -> Line:
@@ -235,19 +212,16 @@ def _parse(text: str, where: str, name: str, ignored: dict[str, tuple[str, int]]
         graph = json.loads(text)
     except (ValueError, RecursionError) as error:
         reason = getattr(error, "msg", error)  # without a line number of its own
-        raise ValueError(
-            f"expected a JSON object in {where}, got something else ({reason}); write one "
-            "object per line"
-        ) from error
-    example = 'as in {"edges": [[0, 1], [1, 2]]}'
+        what = f"a JSON object in {where}"
+        raise ValueError(f"expected {what}, got none ({reason}); write {EXAMPLE}") from error
     has_edges = isinstance(graph, dict) and "edges" in graph
-    demand(has_edges, "a JSON object with the key 'edges'", graph, example)
+    demand(has_edges, "a JSON object with the key 'edges'", graph, f"as in {EXAMPLE}")
     for key in graph:
         if key not in KEYS and (key in ignored or len(ignored) < MOST_IGNORED):
             first, count = ignored.get(key, (where, 0))
             ignored[key] = (first, count + 1)
     edges = _array(graph["edges"], np.int64, 2)
-    demand(edges is not None, "'edges' as pairs of integers", graph["edges"], example)
+    demand(edges is not None, "'edges' as pairs of integers", graph["edges"], f"as in {EXAMPLE}")
     labels, given = graph.get("node_labels"), graph.get("node_features")
     are_labels = isinstance(labels, list) and all(map(_is_label, labels))
     wanted = "'node_labels' as a list of integers or strings"
@@ -260,12 +234,9 @@ def _parse(text: str, where: str, name: str, ignored: dict[str, tuple[str, int]]
     highest = int(edges.max(initial=-1)) + 1
     nodes = graph.get("nodes", next(iter(counts.values()), highest))
     is_count = isinstance(nodes, int) and not isinstance(nodes, bool) and nodes >= 0
-    demand(
-        bool(counts) or "nodes" in graph or highest <= max(1000, GAPS * edges.size),
-        "nodes counted from 0 without large gaps",
-        highest - 1,
-        f'correct the edge, or give the number of nodes by {{"nodes": {highest}}}',
-    )
+    is_likely = bool(counts) or "nodes" in graph or highest <= max(1000, GAPS * edges.size)
+    remedy = f'correct the edge, or give the number of nodes by {{"nodes": {highest}}}'
+    demand(is_likely, "nodes counted from 0 without large gaps", highest - 1, remedy)
     demand(is_count, "'nodes' as the number of nodes", nodes, "or leave it out")
     for key, count in counts.items():
         demand(count == nodes, f"{key!r} for each of {nodes} nodes", count, "give one per node")

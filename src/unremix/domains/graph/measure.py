@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from unremix.domains.base import Measuring, Trained
 from unremix.domains.graph.dataset import GraphData
@@ -46,13 +46,11 @@ def observe(
         "The embeddings have collapsed: all graphs have the same. Where the graphs differ, "
         "lower --lr; node features of very different sizes need scaling first."
     )
-    return FeatureObserver(
-        lambda encoder: (graph_features(encoder, data.train.store), labels),
-        config,
-        say,
-        least=1,
-        warning=warning,
-    )
+
+    def features(encoder: nn.Module) -> tuple[Tensor, Tensor | None]:
+        return graph_features(encoder, data.train.store), labels
+
+    return FeatureObserver(features, config, say, least=1, warning=warning)
 
 
 def summed_features(store: GraphStore) -> Tensor:
@@ -107,16 +105,10 @@ def evaluate(
         "train_graphs": len(data.train),
         "classes": len(data.train.classes) if data.train.classes else None,
         "skipped_files": len(data.skipped),
-        "node_features": f"{data.feature_kind}, {data.features}",
+        "node_features": f"{data.encoding.kind}, {data.encoding.width}",
     }
-    card = begin_card(
-        run,
-        data.name,
-        facts,
-        layer="encoder's graph embedding, before any head; eval mode; graphs not augmented",
-        health=("effective_rank",),
-        own=own,
-    )
+    layer = "encoder's graph embedding, before any head; eval mode; graphs not augmented"
+    card = begin_card(run, data.name, facts, layer=layer, health=("effective_rank",), own=own)
     plan = plan_evaluation(data, config)
     if labels is None or plan is None:
         why = "no labels" if labels is None else "all graphs have the same label"
@@ -138,18 +130,13 @@ def evaluate(
         kind: asdict(leave_one_out(features, labels, config)) for kind, features in found.items()
     }
     card["results"] = {}
+    asked = (plan.outer, plan.inner, graph.classifiers, graph.repeats, config.seed)
     for kind, features in found.items():
         measure = partial(_measure, kind, features, labels, config, plan, progress)
-        if kind == "trained":
-            card["results"][kind] = measure()
-        else:  # recipes share it
-            asked = (plan.outer, plan.inner, graph.classifiers, graph.repeats, config.seed)
-            tensors = (features, labels, plan.kept)
-            card["results"][kind] = cached(run.path.parent, asked, tensors, measure)
+        tensors = (features, labels, plan.kept)
+        kept = cached(run.path.parent, asked, tensors, measure) if kind != "trained" else measure()
+        card["results"][kind] = kept  # recipes share those of encoders without training
     for result in card["results"].values():  # measured alike: one protocol for all
-        card["protocol"] = {
-            name: measured.pop("protocol")
-            for name, measured in result.items()
-            if name != "features"
-        }
+        measured = {name: one for name, one in result.items() if name != "features"}
+        card["protocol"] = {name: one.pop("protocol") for name, one in measured.items()}
     return card

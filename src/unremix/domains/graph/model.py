@@ -14,9 +14,9 @@ from unremix.domains.base import Cut, Features, Trained, evaluating
 from unremix.domains.graph.dataset import GraphData, load_graphs, store_graphs
 from unremix.domains.graph.encoders import GraphEncoder
 from unremix.domains.graph.features import NodeEncoding
-from unremix.domains.graph.options import GraphOptions
+from unremix.domains.graph.options import KINDS, GraphOptions
 from unremix.domains.graph.store import GraphBatch, GraphSet, GraphStore
-from unremix.domains.graph.views import GraphAugmentation, augment
+from unremix.domains.graph.views import augment
 from unremix.domains.options import TrainConfig
 from unremix.domains.remembered import recall, remember
 from unremix.domains.sampling import read_ahead
@@ -46,54 +46,35 @@ def graph_features(encoder: nn.Module, store: GraphStore) -> Tensor:
     parts = []
     with evaluating(encoder) as (device, dtype):
         for batch in read_ahead(store.batch, torch.arange(len(store)).split(EVALUATION_BATCH)):
-            parts.append(encoder(in_dtype(batch.to(device), dtype)).float().cpu())
+            parts.append(encoder(batch.to(device, dtype)).float().cpu())
     return remember(encoder, store, torch.cat(parts))
-
-
-def in_dtype(batch: GraphBatch, dtype: torch.dtype) -> GraphBatch:
-    """The graphs with their features in a precision."""
-    return replace(batch, x=batch.x.to(dtype))
-
-
-def augmentation_of(config: TrainConfig) -> GraphAugmentation:
-    """How views of graphs are made."""
-    return GraphAugmentation(kinds=config.own.kinds, ratio=config.own.ratio)
 
 
 def check(config: TrainConfig) -> None:
     """Refuse what can be refused before the data are read."""
     composition, usual = config.composition(), GraphOptions()
-    augmentation_of(config)
-    if getattr(composition.framework, "takes_views", True):
-        return
+    unknown = [kind for kind in config.own.kinds if kind not in KINDS]
+    if unknown or not config.own.kinds:
+        got = ", ".join(unknown) or "none"
+        raise ValueError(f"expected --graph.kinds among {', '.join(KINDS)}, got {got}; change it")
     for name in ("kinds", "ratio"):
         value = getattr(config.own, name)
-        if value != getattr(usual, name):
-            raise ValueError(
-                f"expected --graph.{name} only with views of graphs, got {value!r} for "
-                f"{composition.parts['framework']}, which has none; leave it out or choose a "
-                "graphcl recipe"
-            )
+        takes_views = getattr(composition.framework, "takes_views", True)
+        if not takes_views and value != getattr(usual, name):
+            got = f"{value!r} for {composition.parts['framework']}; choose a graphcl recipe"
+            raise ValueError(f"expected --graph.{name} only with views of graphs, got {got}")
 
 
-def load(config: TrainConfig) -> GraphData:
-    """The graphs of a run."""
-    return load_graphs(
-        config.data,
-        limit=config.limit,
-        use_attributes=config.own.use_attributes,
-        progress=config.progress,
-    )
+def load(config: TrainConfig, encoding: NodeEncoding | None = None) -> GraphData:
+    """The graphs that options name; their nodes encoded like others, if that is given."""
+    options = {"use_attributes": config.own.use_attributes, "progress": config.progress}
+    return load_graphs(config.data, limit=config.limit, encoding=encoding, **options)
 
 
 def load_for(run: Trained, data: str | None) -> GraphData:
     """The run's own graphs, or others, their nodes encoded alike."""
-    return load_graphs(
-        run.config.data if data is None else data,
-        limit=run.config.limit if data is None else None,
-        encoding=run.shape.encoding,
-        progress=run.config.progress,
-    )
+    config = run.config if data is None else replace(run.config, data=data, limit=None)
+    return load(config, run.shape.encoding)
 
 
 def shape_from(values: dict[str, Any]) -> GraphShape:
@@ -140,36 +121,31 @@ def views(
     streams: Sequence[int] = VIEWS,
 ) -> tuple[GraphBatch, ...]:
     """The graphs as they are, or two views of each, as the framework takes them."""
-    fetched = in_dtype(fetched.to(indices.device), model.dtype)
+    fetched = fetched.to(indices.device, model.dtype)
     if not model.takes_views:
         return (fetched,)
-    settings = augmentation_of(config)
-    return tuple(
-        augment(fetched, settings, keys(config.seed, epoch, indices, stream)) for stream in streams
-    )
+    drawn = (keys(config.seed, epoch, indices, stream) for stream in streams)
+    return tuple(augment(fetched, config.own, one) for one in drawn)
 
 
 def embed(run: Trained, items: Any) -> Tensor:
     """Embeddings of graphs of torch_geometric, shape (n, F)."""
     from torch_geometric.data import Data  # type: ignore[import-untyped]
 
-    if not isinstance(items, (list, tuple)):
+    if not isinstance(items, list | tuple):
         received = type(items).__name__
     else:
         wrong = (type(one).__name__ for one in items if not isinstance(one, Data))
         received = next(wrong, "" if items else "an empty list")
     if received:
-        raise ValueError(
-            f"expected a list of torch_geometric.data.Data, got {received}; files are "
-            "embedded by 'unremix embed'"
-        )
+        got = f"{received}; files are embedded by 'unremix embed'"
+        raise ValueError(f"expected a list of torch_geometric.data.Data, got {got}")
     return graph_features(run.encoder(), store_graphs(items, run.shape.encoding))
 
 
 def features(run: Trained, data: GraphData) -> Features:
     """Embed all graphs."""
-    found, graphs = graph_features(run.encoder(), data.train.store), data.train
-    return Features(found, list(graphs.names), graphs.labels, graphs.classes)
+    return GraphPiece(data.train).embed(run.encoder(), run.shape)[0]
 
 
 @dataclass(frozen=True)
@@ -182,7 +158,7 @@ class GraphPiece:
         """See :class:`unremix.domains.base.Piece`."""
         graphs = self.graphs
         found = graph_features(encoder, graphs.store)
-        return Features(found, graphs.names, graphs.labels, graphs.classes), []
+        return Features(found, list(graphs.names), graphs.labels, graphs.classes), []
 
 
 def cut(run: Trained, source: Any, rows: int) -> Cut:

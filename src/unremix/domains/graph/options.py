@@ -8,6 +8,8 @@ from typing import Literal
 from unremix.console.values import bounded
 from unremix.frameworks.recipe import Recipe
 
+KINDS = ("nodes", "edges", "attributes", "subgraph", "identity")
+
 
 @dataclass(frozen=True)
 class GraphOptions:
@@ -30,7 +32,7 @@ class GraphOptions:
     layers: int = bounded(3, least=1, most=1000)
     use_attributes: bool | None = None
     kinds: tuple[str, ...] = ("nodes", "edges", "attributes", "subgraph")
-    ratio: float = 0.2
+    ratio: float = bounded(0.2, least=0, below=1)
     classifiers: tuple[Literal["rbf", "linear", "logistic"], ...] = ("rbf",)
     folds: int = bounded(10, least=2)
     repeats: int = bounded(1, least=1)

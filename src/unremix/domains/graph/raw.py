@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,6 +14,7 @@ Ints = NDArray[np.int64]
 Floats = NDArray[np.float32]
 
 MOST_EMPTY = 100_000  # graphs without nodes that are left out one by one
+MIXED = "the files may be of different data sets, or one of them cut off"
 
 
 @dataclass(frozen=True)
@@ -76,27 +77,17 @@ def simple_edges(edges: Ints, nodes: int) -> Ints:
     return simple
 
 
-def label_codes(values: Iterable[int | str]) -> tuple[Ints, tuple[str, ...]]:
+def label_codes(values: Ints | Sequence[int | str]) -> tuple[Ints, tuple[str, ...]]:
     """Indices 0..k-1 of the values, and the k different ones in order: of size if all are integers.
 
     Example:
         >>> label_codes([10, -1, 9])
         (array([2, 0, 1]), ('-1', '9', '10'))
     """
-    values = list(values)
-    different = set(values)
-    if all(isinstance(value, int) for value in different):
-        names = [str(value) for value in sorted(different, key=int)]
-    else:
-        names = sorted({str(value) for value in different})
-    place = {name: index for index, name in enumerate(names)}
-    codes = np.fromiter((place[str(value)] for value in values), np.int64, len(values))
-    return codes, tuple(names)
-
-
-def integer_codes(column: Ints) -> tuple[Ints, tuple[str, ...]]:
-    """As :func:`label_codes`, of an array of integers, shape (n,)."""
-    different, codes = np.unique(column, return_inverse=True)
+    if not isinstance(values, np.ndarray):
+        are_texts = any(isinstance(value, str) for value in values)
+        values = np.array([str(one) if are_texts else one for one in values], dtype=object)
+    different, codes = np.unique(values, return_inverse=True)
     return codes.astype(np.int64), tuple(str(value) for value in different.tolist())
 
 
@@ -110,12 +101,7 @@ def without_empty(
     """
     empty = int((sizes == 0).sum())
     if empty > MOST_EMPTY:
-        raise ValueError(
-            f"expected graphs with nodes, got {empty:,} of {len(sizes):,} without any, such "
-            f"as {names[int(np.argmin(sizes))]}; the files may be of different data sets, or one "
-            "of them cut off"
-        )
-    skipped = tuple(
-        Skipped(names[index], "no nodes") for index in np.flatnonzero(sizes == 0).tolist()
-    )
-    return sizes > 0, skipped
+        got = f"{empty:,} of {len(sizes):,} without any, such as {names[int(np.argmin(sizes))]}"
+        raise ValueError(f"expected graphs with nodes, got {got}; {MIXED}")
+    without = np.flatnonzero(sizes == 0).tolist()
+    return sizes > 0, tuple(Skipped(names[index], "no nodes") for index in without)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -37,11 +36,10 @@ class GraphBatch:
         """Nodes of each graph, shape (G,)."""
         return torch.bincount(self.graph, minlength=self.num_graphs)
 
-    def to(self, device: torch.device | str) -> GraphBatch:
-        """The batch on a device."""
-        return GraphBatch(
-            self.x.to(device), self.edge_index.to(device), self.graph.to(device), self.num_graphs
-        )
+    def to(self, device: torch.device | str, dtype: torch.dtype | None = None) -> GraphBatch:
+        """The batch on a device, its features perhaps in another precision."""
+        edge_index, graph = self.edge_index.to(device), self.graph.to(device)
+        return GraphBatch(self.x.to(device, dtype), edge_index, graph, self.num_graphs)
 
 
 @dataclass(frozen=True)
@@ -93,10 +91,9 @@ class GraphStore:
         outside = ((edge_index < 0) | (edge_index >= node_starts.diff()[owner])).any(0)
         if outside.any():
             edge = int(outside.nonzero()[0])
-            raise ValueError(
-                f"expected edges between the {int(node_starts.diff()[owner[edge]])} nodes of graph "
-                f"{int(owner[edge])}, counted from 0, got {edge_index[:, edge].tolist()}"
-            )
+            nodes, graph = int(node_starts.diff()[owner[edge]]), int(owner[edge])
+            what = f"edges between the {nodes} nodes of graph {graph}, counted from 0"
+            raise ValueError(f"expected {what}, got {edge_index[:, edge].tolist()}")
         x = torch.cat([graph.x for graph in graphs])
         return cls(x, edge_index + node_starts[owner], node_starts, edge_starts)
 
@@ -114,31 +111,22 @@ class GraphStore:
         Raises:
             IndexError: If there is no such graph.
         """
-        if indices.numel() and not 0 <= int(indices.min()) <= int(indices.max()) < len(self):
-            raise IndexError(
-                f"expected graphs from 0 to {len(self) - 1}, got {int(indices.min())} to "
-                f"{int(indices.max())}"
-            )
+        outside = indices[(indices < 0) | (indices >= len(self))].tolist()
+        if outside:
+            raise IndexError(f"expected graphs from 0 to {len(self) - 1}, got {outside[0]}")
         node_shift, graph = _spans(self.node_starts, indices)  # (B,), (n,)
         edge_shift, owner = _spans(self.edge_starts, indices)  # (B,), (E,)
         nodes = torch.arange(graph.shape[0], device=graph.device) + node_shift[graph]
         edges = torch.arange(owner.shape[0], device=graph.device) + edge_shift[owner]
-        return GraphBatch(
-            x=self.x.index_select(0, nodes),
-            edge_index=self.edge_index.index_select(1, edges) - node_shift[owner],
-            graph=graph,
-            num_graphs=indices.shape[0],
-        )
+        edge_index = self.edge_index.index_select(1, edges) - node_shift[owner]
+        return GraphBatch(self.x.index_select(0, nodes), edge_index, graph, indices.shape[0])
 
     def choose(self, indices: Tensor) -> GraphStore:
         """A store of some of the graphs, in the order of the indices (B,)."""
         batch = self.batch(indices)
-        return GraphStore(
-            batch.x,
-            batch.edge_index,
-            _starts(self.node_starts.diff()[indices]),
-            _starts(self.edge_starts.diff()[indices]),
-        )
+        starts = (self.node_starts, self.edge_starts)
+        nodes, edges = (_starts(one.diff()[indices]) for one in starts)
+        return GraphStore(batch.x, batch.edge_index, nodes, edges)
 
 
 @dataclass(frozen=True)
@@ -160,33 +148,11 @@ class GraphSet:
     def __len__(self) -> int:
         return len(self.store)
 
-    @cached_property
-    def graphs(self) -> list[Data]:
-        """The graphs as torch_geometric has them: ``x``, ``edge_index`` and, where known, ``y``.
-
-        ``x`` is a view into the store; ``y`` has shape (1,).
-        """
-        from torch_geometric.data import Data
-
-        store = self.store
-        xs = store.x.split(store.node_starts.diff().tolist())
-        edges = store.edge_index.split(store.edge_starts.diff().tolist(), dim=1)
-        labels: Sequence[Any] = [None] * len(self) if self.labels is None else self.labels.split(1)
-        return [
-            Data(x=x, edge_index=edge_index - start, y=label)
-            for x, edge_index, start, label in zip(
-                xs, edges, store.node_starts.tolist(), labels, strict=False
-            )
-        ]
-
     def choose(self, indices: Tensor) -> GraphSet:
         """Some of the graphs, in the order of the indices (B,)."""
-        return GraphSet(
-            self.store.choose(indices),
-            [self.names[index] for index in indices.tolist()],
-            None if self.labels is None else self.labels[indices],
-            self.classes,
-        )
+        names = [self.names[index] for index in indices.tolist()]
+        labels = None if self.labels is None else self.labels[indices]
+        return GraphSet(self.store.choose(indices), names, labels, self.classes)
 
 
 def _starts(sizes: Sequence[int] | Tensor) -> Tensor:
@@ -210,20 +176,14 @@ def _spans(starts: Tensor, indices: Tensor) -> tuple[Tensor, Tensor]:
 
 def _check_graph(graph: Data, first: Data, index: int) -> None:
     x, edge_index = graph.x, graph.edge_index
+    expected, got, remedy = "", "none", ""
     if x is None or x.dim() != 2 or not x.is_floating_point() or not x.shape[0]:
-        received = "none" if x is None else f"{x.dtype} of shape {tuple(x.shape)}"
-        raise ValueError(
-            "expected node features x in floating point, of shape (nodes, F) with at least one "
-            f"node, got {received} in graph {index}"
-        )
-    if x.shape[1] != first.x.shape[1]:
-        raise ValueError(
-            f"expected {first.x.shape[1]} features per node, as in graph 0, got {x.shape[1]} "
-            f"in graph {index}"
-        )
-    if edge_index is None or edge_index.dim() != 2 or edge_index.shape[0] != 2:
-        received = "none" if edge_index is None else f"shape {tuple(edge_index.shape)}"
-        raise ValueError(
-            f"expected edge_index of shape (2, edges), got {received} in graph {index}; a "
-            "graph without edges has shape (2, 0)"
-        )
+        expected = "node features x in floating point, of shape (nodes, F) with at least one node"
+        got = got if x is None else f"{x.dtype} of shape {tuple(x.shape)}"
+    elif x.shape[1] != first.x.shape[1]:
+        expected, got = f"{first.x.shape[1]} features per node, as in graph 0", f"{x.shape[1]}"
+    elif edge_index is None or edge_index.dim() != 2 or edge_index.shape[0] != 2:
+        expected, remedy = "edge_index of shape (2, edges)", "; without edges, its shape is (2, 0)"
+        got = got if edge_index is None else f"shape {tuple(edge_index.shape)}"
+    if expected:
+        raise ValueError(f"expected {expected}, got {got} in graph {index}{remedy}")

@@ -27,10 +27,6 @@ FEWEST_NODES = 10  # smaller functions are stubs, alike in every package
 MOST_NODES = 200
 MOST_PER_PACKAGE = 400
 
-# What may stand between a module and its functions.
-_BLOCKS = (ast.ClassDef, ast.If, ast.Try, ast.With)
-_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
-
 
 @lru_cache(maxsize=1)
 def read_syntax_trees(library: Path | None = None) -> RawGraphs:
@@ -54,10 +50,9 @@ def read_syntax_trees(library: Path | None = None) -> RawGraphs:
         kept = min(len(found), MOST_PER_PACKAGE)
         graphs += [found[index * len(found) // kept] for index in range(kept)]
     if len({graph.label for graph in graphs}) < 2:
-        raise FileNotFoundError(
-            f"expected the sources of the standard library in {library}, got none; "
-            "stdlib-ast needs an installation of Python with its .py files"
-        )
+        remedy = "stdlib-ast needs an installation of Python with its .py files"
+        what = f"the sources of the standard library in {library}"
+        raise FileNotFoundError(f"expected {what}, got none; {remedy}")
     return collect(graphs, "stdlib-ast", 0, skipped)
 
 
@@ -82,9 +77,9 @@ def _graphs_of(library: Path, package: str, skipped: list[Skipped]) -> Iterator[
 def _functions(parent: ast.AST, prefix: str) -> Iterator[tuple[str, ast.AST]]:
     """Functions and methods with their qualified names, in the order of the file."""
     for child in ast.iter_child_nodes(parent):
-        if isinstance(child, _FUNCTIONS):
+        if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef):
             yield prefix + child.name, child
-        elif isinstance(child, _BLOCKS):
+        elif isinstance(child, ast.ClassDef | ast.If | ast.Try | ast.With):
             inner = f"{prefix}{child.name}." if isinstance(child, ast.ClassDef) else prefix
             yield from _functions(child, inner)
 

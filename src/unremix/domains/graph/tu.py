@@ -23,13 +23,20 @@ from typing import Any, NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
-from unremix.domains.graph.raw import Ints, NodeLabels, RawGraphs, integer_codes, without_empty
+from unremix.domains.graph.raw import MIXED, Ints, NodeLabels, RawGraphs, label_codes, without_empty
 from unremix.files.archives import Span, Unusable, ZipSpan, zip_members
 from unremix.files.bounds import allowance, shorten
 
 REQUIRED = ("A", "graph_indicator")
-KINDS = (*REQUIRED, "graph_labels", "node_labels", "node_attributes")
-MIXED = "the files may be of different data sets, or one of them cut off"
+# The numbers in a line, None for as many as in the first; and whether they are integers.
+KINDS: dict[str, tuple[int | None, bool]] = {
+    "A": (2, True),
+    "graph_indicator": (1, True),
+    "graph_labels": (1, True),
+    "node_labels": (None, True),
+    "node_attributes": (None, False),
+}
+AGAIN = "download or unpack the data again"
 DEPTH = 3  # folders deep to look: PyG keeps the files in NAME/raw
 
 LINE = re.compile(rb"[^\r\n]+")
@@ -52,37 +59,23 @@ class Table:
     """
 
     def __init__(
-        self,
-        file: Span | ZipSpan,
-        where: str,
-        *,
-        most: int,
-        columns: int | None = 1,
-        integers: bool = True,
+        self, file: Span | ZipSpan, where: str, most: int, columns: int | None, integers: bool
     ) -> None:
         self.where = where
         try:
             self.text = file.read(most=most)
         except Unusable as error:
-            raise ValueError(
-                f"expected numbers in {where}, got a file that is {error}; download or unpack "
-                "the data again"
-            ) from error
-        self.values = self._parse(columns, integers)
-
-    def _parse(self, columns: int | None, integers: bool) -> NDArray[Any]:
+            got = f"a file that is {error}"
+            raise ValueError(f"expected numbers in {where}, got {got}; {AGAIN}") from error
         if not self.text.strip():
-            raise ValueError(
-                f"expected numbers in {self.where}, got only blank lines; download or unpack "
-                "the data again"
-            )
+            raise ValueError(f"expected numbers in {where}, got only blank lines; {AGAIN}")
         values = _numbers(self.text, np.int64 if integers else np.float64)
         if values is None or values.shape[1] != (columns or values.shape[1]):
             values = self._parse_lines(columns, integers)
+        self.values: NDArray[Any] = values
         if not integers:
             finite = (np.abs(values) <= np.finfo(np.float32).max).all(1)
             self.demand(finite, "numbers that are finite in float32", "remove or replace them")
-        return values
 
     def _parse_lines(self, columns: int | None, integers: bool) -> NDArray[Any]:
         """Line by line: some files say 1.0 for 1, have spaces in blank lines, or a wrong line."""
@@ -97,7 +90,7 @@ class Table:
             if len(numbers) != columns or (integers and not all(map(_is_whole, numbers))):
                 kind = "integer" if integers else "number"
                 wanted = f"{columns} {kind}{'s, separated by commas,' if columns > 1 else ''}"
-                self.refuse(wanted, row, "repair the line or download the data again")
+                self.refuse(wanted, row, f"repair the line, or {AGAIN}")
             values.extend(numbers)
         table = np.frombuffer(values).reshape(-1, columns or 1)
         return table.astype(np.int64) if integers else table
@@ -113,22 +106,19 @@ class Table:
         ends = self.text.count(b"\n", *before) + self.text.count(b"\r", *before)
         line = 1 + ends - self.text.count(b"\r\n", *before)
         received = shorten(match[0][:1000].decode("utf-8", "replace").strip(), 60)
-        raise ValueError(
-            f"expected {expected} in {self.where}, line {line}, got {received!r}; {remedy}"
-        )
+        where = f"{self.where}, line {line}"
+        raise ValueError(f"expected {expected} in {where}, got {received!r}; {remedy}")
 
     def demand(self, holds: NDArray[np.bool_], expected: str, remedy: str = MIXED) -> None:
         """Raise ValueError that names the first line of which something does not hold, (rows,)."""
         if not holds.all():
             self.refuse(expected, int(holds.argmin()), remedy)
 
-    def check_rows(self, count: int, what: str) -> None:
-        """Raise ValueError unless there is a row for each of ``count`` things."""
-        if len(self.values) != count:
-            raise ValueError(
-                f"expected {count} lines in {self.where}, one per {what}, got "
-                f"{len(self.values)}; download or unpack the data again"
-            )
+    def check_rows(self, nodes: int) -> None:
+        """Raise ValueError unless there is a row for each node."""
+        if len(self.values) != nodes:
+            got = f"one per node, got {len(self.values)}"
+            raise ValueError(f"expected {nodes} lines in {self.where}, {got}; {AGAIN}")
 
 
 def _is_whole(number: float) -> bool:
@@ -153,9 +143,8 @@ def find_tu(path: Path) -> dict[str, Files]:
     files: list[tuple[str, Span | ZipSpan]]
     if path.is_dir():
         paths = [one for d in range(DEPTH) for one in sorted(path.glob("*/" * d + "*.txt"))]
-        files = [
-            (one.name, Span(str(one), 0, one.stat().st_size)) for one in paths if one.is_file()
-        ]
+        paths = [one for one in paths if one.is_file()]
+        files = [(one.name, Span(str(one), 0, one.stat().st_size)) for one in paths]
     else:
         files = [(name.rpartition("/")[2], span) for name, span in zip_members(path)]
     found: dict[str, Files] = {}
@@ -180,69 +169,52 @@ def read_tu(found: Mapping[str, Files], source: Path) -> RawGraphs:
     """
     named = source.name.removesuffix(".zip")
     if len(found) > 1 and named not in found:
-        raise ValueError(
-            f"expected the files of one TU data set in {source}, got "
-            f"{shorten(', '.join(found))}; "
-            "name the folder or zip of one of them"
-        )
+        several = shorten(", ".join(found))
+        got = f"{several}; name the folder or zip of one of them"
+        raise ValueError(f"expected the files of one TU data set in {source}, got {got}")
     name = named if named in found else next(iter(found))
-    files = found[name]
-    for kind in REQUIRED:
-        if kind not in files:
-            raise ValueError(
-                f"expected the file {shorten(name, 100)}_{kind}.txt in {source}, got only "
-                f"{shorten(', '.join(f'{name}_{kind}.txt' for kind in files))}; download or unpack "
-                "the data again"
-            )
-
-    size = sum(file.packed if isinstance(file, ZipSpan) else file.size for file in files.values())
+    files = {f"{shorten(name, 100)}_{kind}.txt": kind for kind in found[name]}
+    missing = [f"{shorten(name, 100)}_{one}.txt" for one in REQUIRED if one not in found[name]]
+    if missing:
+        got = shorten(", ".join(files))
+        raise ValueError(f"expected the file {missing[0]} in {source}, got only {got}; {AGAIN}")
+    packed = found[name].values()
+    size = sum(file.packed if isinstance(file, ZipSpan) else file.size for file in packed)
     most = allowance(size)
-
-    def table(kind: str, *, columns: int | None = 1, integers: bool = True) -> Table | None:
-        if kind not in files:
-            return None
-        where = f"{shorten(name, 100)}_{kind}.txt"
-        return Table(files[kind], where, most=most, columns=columns, integers=integers)
-
-    indicator, edges = table("graph_indicator"), table("A", columns=2)
-    labels = table("graph_labels")
-    assert indicator is not None
-    assert edges is not None
-    nodes = len(indicator.values)
-    graph = _graphs(indicator, labels)
-    ends = _edges(edges, graph)
+    spans = [(kind, file, found[name][kind]) for file, kind in files.items()]
+    tables = {kind: Table(span, file, most, *KINDS[kind]) for kind, file, span in spans}
+    labels = tables.get("graph_labels")
+    graph = _graphs(tables["graph_indicator"], labels)
+    ends = _edges(tables["A"], graph)
     count = int(graph.max()) + 1 if labels is None else len(labels.values)
     sizes = np.bincount(graph, minlength=count)
     if count * (100 + len(name)) > most:
-        raise ValueError(
-            f"expected fewer graphs in {source}, got {count:,} in files of {size:,} bytes; "
-            "the files may be of different data sets, or damaged"
-        )
+        got = f"{count:,} in files of {size:,} bytes"
+        raise ValueError(f"expected fewer graphs in {source}, got {got}; {MIXED}")
     names = [f"{name}/{index}" for index in range(1, count + 1)]
     kept, skipped = without_empty(sizes, names)
-    node_labels = _node_labels(table("node_labels", columns=None), nodes)
-    attributes = table("node_attributes", columns=None, integers=False)
-    numbers = None
-    if attributes is not None:
-        attributes.check_rows(nodes, "node")
-        numbers = attributes.values.astype(np.float32)
+    values = {}
+    for kind in tables.keys() & {"node_labels", "node_attributes"}:
+        tables[kind].check_rows(len(graph))
+        values[kind] = tables[kind].values
     if not (graph[1:] >= graph[:-1]).all():
         # The nodes of a graph may be scattered; from here on they lie next to each other.
         order = np.argsort(graph, kind="stable")
-        place = np.empty_like(order)
-        place[order] = np.arange(nodes)
-        ends = place[ends]
-        numbers = None if numbers is None else numbers[order]
-        if node_labels is not None:
-            node_labels = NodeLabels(node_labels.codes[order], node_labels.values)
-    codes, classes = (None, None) if labels is None else integer_codes(labels.values[kept, 0])
+        ends = order.argsort()[ends]
+        values = {kind: rows[order] for kind, rows in values.items()}
+    numbers, node_labels = values.get("node_attributes"), None
+    if "node_labels" in values:
+        coded = [label_codes(column) for column in values["node_labels"].T]
+        columns = np.stack([column for column, _ in coded], axis=1)
+        node_labels = NodeLabels(columns, tuple(different for _, different in coded))
+    codes, classes = (None, None) if labels is None else label_codes(labels.values[kept, 0])
     return RawGraphs(
         name=name,
         names=[names[index] for index in np.flatnonzero(kept)],
         sizes=sizes[kept],
         edges=ends,
         node_labels=node_labels,
-        attributes=numbers,
+        attributes=None if numbers is None else numbers.astype(np.float32),
         labels=codes,
         classes=classes,
         skipped=skipped,
@@ -268,19 +240,6 @@ def _edges(edges: Table, graph: Ints) -> Ints:
     edges.demand(known, f"two node numbers from 1 to {len(graph)}, the number of nodes,")
     within = np.equal(*graph[ends])
     first, second = graph[ends[:, within.argmin()]] + 1
-    edges.demand(
-        within,
-        f"an edge within one graph, not from graph {first} to graph {second},",
-        "remove the edge or correct the graph indicator",
-    )
+    wanted = f"an edge within one graph, not from graph {first} to graph {second},"
+    edges.demand(within, wanted, "remove the edge or correct the graph indicator")
     return ends
-
-
-def _node_labels(table: Table | None, nodes: int) -> NodeLabels | None:
-    if table is None:
-        return None
-    table.check_rows(nodes, "node")
-    columns = [integer_codes(column) for column in table.values.T]
-    return NodeLabels(
-        np.stack([codes for codes, _ in columns], axis=1), tuple(values for _, values in columns)
-    )

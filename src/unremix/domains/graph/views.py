@@ -10,20 +10,16 @@ Node features are not recomputed: a degree among them stays that of the whole gr
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from unremix.console.values import bounded, check_bounds
+from unremix.domains.graph.options import GraphOptions
 from unremix.domains.graph.store import GraphBatch
 from unremix.frameworks.randomness import uniforms
 
-NODES, EDGES, ATTRIBUTES, SUBGRAPH, IDENTITY = KINDS = (
-    "nodes", "edges", "attributes", "subgraph", "identity",
-)  # fmt: skip
+KEPT = 0.8  # share of nodes in a subgraph; GraphCL changes a fifth, its code keeps only a fifth
 
 # Numbers of a graph are distinguished by their purpose, in steps of one odd constant, and by their
 # place, in steps of another; `uniforms` itself goes in steps of a third.
@@ -31,48 +27,6 @@ _KIND, _NODE, _DROPPED, _ADDED, _START, _EDGE = range(6)
 _PURPOSE_STEP = 0x0851F42D4C957F2D
 _PLACE_STEP = 0x2545F4914F6CDD1D
 _HALF_STEP = 2.0**-25  # numbers are multiples of 2⁻²⁴
-
-
-@dataclass(frozen=True, kw_only=True)
-class GraphAugmentation:
-    """How views of a graph are drawn.
-
-    Args:
-        kinds: The changes to draw from, each equally likely; one named twice is twice as likely:
-
-            - ``nodes``: a share of the nodes is dropped, with their edges;
-            - ``edges``: a share of the edges is dropped, and as many are added between nodes that
-              had none, as far as there are such;
-            - ``attributes``: the features of a share of the nodes become 0;
-            - ``subgraph``: from a random node, the part grows along random edges until it has a
-              share of the nodes, or its whole component;
-            - ``identity``: nothing.
-        ratio: The share of nodes or edges that is changed, rounded down.
-        subgraph: The share of nodes that ``subgraph`` keeps, rounded down, but at least one. The
-            paper changes a fifth; its public code keeps only a fifth.
-
-    Raises:
-        ValueError: If a kind is unknown or a share makes no sense.
-
-    Example:
-        >>> GraphAugmentation(kinds=("nodes", "subgraph")).ratio
-        0.2
-
-    Reference:
-        GraphCL: You et al. 2020, Table 1.
-    """
-
-    kinds: Sequence[str] = (NODES, EDGES, ATTRIBUTES, SUBGRAPH)
-    ratio: float = bounded(0.2, least=0, below=1)
-    subgraph: float = bounded(0.8, above=0, most=1)
-
-    def __post_init__(self) -> None:
-        unknown = [kind for kind in self.kinds if kind not in KINDS]
-        if unknown or not self.kinds:
-            raise ValueError(
-                f"expected kinds among {', '.join(KINDS)}, got {', '.join(unknown) or 'none'}"
-            )
-        check_bounds(self)
 
 
 class Places(NamedTuple):
@@ -96,15 +50,29 @@ class Places(NamedTuple):
         return cls(keys, batch.sizes, batch.graph, _places(batch.graph, batch.sizes))
 
 
-def augment(batch: GraphBatch, settings: GraphAugmentation, keys: Tensor) -> GraphBatch:
+def augment(
+    batch: GraphBatch, options: GraphOptions, keys: Tensor, *, subgraph: float = KEPT
+) -> GraphBatch:
     """A random view of every graph; each depends on its graph and its key alone.
 
-    No graph loses all its nodes. An edge and its reverse stay or go together.
+    Each of ``options.kinds`` is equally likely; one named twice is twice as likely:
+
+    - ``nodes``: a share of the nodes is dropped, with their edges;
+    - ``edges``: a share of the edges is dropped, and as many are added between nodes that had none,
+      as far as there are such;
+    - ``attributes``: the features of a share of the nodes become 0;
+    - ``subgraph``: from a random node, the part grows along random edges until it has a share of
+      the nodes, or its whole component;
+    - ``identity``: nothing.
+
+    ``options.ratio`` is the share of nodes or edges that is changed, rounded down. No graph loses
+    all its nodes. An edge and its reverse stay or go together.
 
     Args:
         batch: The graphs.
-        settings: What to draw from.
+        options: What to draw from.
         keys: From :func:`unremix.frameworks.randomness.keys`, shape (G,).
+        subgraph: The share of nodes that ``subgraph`` keeps, rounded down, but at least one.
 
     Returns:
         The views, in the order of the graphs. Edges added come last.
@@ -116,33 +84,34 @@ def augment(batch: GraphBatch, settings: GraphAugmentation, keys: Tensor) -> Gra
         >>> from unremix.frameworks.randomness import keys
         >>> pair = torch.tensor([[0, 1, 2, 3], [1, 0, 3, 2]])
         >>> batch = GraphBatch(torch.ones(4, 1), pair, torch.tensor([0, 0, 1, 1]), 2)
-        >>> settings = GraphAugmentation(kinds=("nodes",), ratio=0.5)
-        >>> augment(batch, settings, keys(0, 0, torch.arange(2), view=0)).graph
+        >>> options = GraphOptions(kinds=("nodes",), ratio=0.5)
+        >>> augment(batch, options, keys(0, 0, torch.arange(2), view=0)).graph
         tensor([0, 1])
+
+    Reference:
+        GraphCL: You et al. 2020, Table 1.
     """
     if keys.shape != (batch.num_graphs,):
-        raise ValueError(
-            f"expected keys of shape ({batch.num_graphs},), one per graph, got "
-            f"{tuple(keys.shape)}; draw them with unremix.frameworks.randomness.keys"
-        )
+        got = f"{tuple(keys.shape)}; draw them with unremix.frameworks.randomness.keys"
+        raise ValueError(f"expected keys of shape ({batch.num_graphs},), one per graph, got {got}")
     places = Places.of(batch, keys)
-    kind = draw_kinds(keys, len(settings.kinds))
+    kind = draw_kinds(keys, len(options.kinds))
 
     def gets(name: str) -> Tensor:
         """Which graphs are changed this way, shape (G,)."""
-        wanted = [index for index, other in enumerate(settings.kinds) if other == name]
+        wanted = [index for index, other in enumerate(options.kinds) if other == name]
         return torch.isin(kind, torch.tensor(wanted, dtype=kind.dtype, device=kind.device))
 
     x, edge_index = batch.x, batch.edge_index
     dropped = torch.zeros_like(batch.graph, dtype=torch.bool)  # (n,)
-    if ATTRIBUTES in settings.kinds or NODES in settings.kinds:
-        picked = pick_nodes(places, settings.ratio)
-        x = x.masked_fill((picked & gets(ATTRIBUTES)[batch.graph])[:, None], 0.0)
-        dropped = picked & gets(NODES)[batch.graph]
-    if SUBGRAPH in settings.kinds:
-        dropped |= outside_subgraph(edge_index, places, gets(SUBGRAPH), settings.subgraph)
-    if EDGES in settings.kinds:
-        edge_index = exchange_edges(edge_index, places, gets(EDGES), settings.ratio)
+    if {"attributes", "nodes"} & {*options.kinds}:
+        picked = pick_nodes(places, options.ratio)
+        x = x.masked_fill((picked & gets("attributes")[batch.graph])[:, None], 0.0)
+        dropped = picked & gets("nodes")[batch.graph]
+    if "subgraph" in options.kinds:
+        dropped |= outside_subgraph(edge_index, places, gets("subgraph"), subgraph)
+    if "edges" in options.kinds:
+        edge_index = exchange_edges(edge_index, places, gets("edges"), options.ratio)
     view = GraphBatch(x, edge_index, batch.graph, batch.num_graphs)
     return keep_nodes(view, ~dropped) if dropped.any() else view
 
@@ -184,9 +153,8 @@ def exchange_edges(edge_index: Tensor, places: Places, chosen: Tensor, ratio: fl
     most = sizes * (sizes - 1) // 2  # pairs of each graph, joined or free
     # Joined pairs of all graphs, ascending; and which of them each edge is.
     firsts = most.cumsum(0) - most
-    pair, pair_of = torch.unique(
-        firsts[graph] + _pair(places.node[edge_index[:, concerned]]), return_inverse=True
-    )
+    pair = firsts[graph] + _pair(places.node[edge_index[:, concerned]])
+    pair, pair_of = pair.unique(return_inverse=True)
     owner = torch.bucketize(pair, firsts + most, right=True)  # (P,)
     joined = torch.bincount(owner, minlength=len(sizes))  # (G,)
     index, pair = _places(owner, joined), pair - firsts[owner]
@@ -252,9 +220,8 @@ def _arrivals(edges: Tensor, duration: Tensor, first: Tensor, count: int) -> Ten
     if not first.numel():
         return duration.new_full((count,), torch.inf)
     ways = csr_array((duration.cpu().numpy(), edges.cpu().numpy()), shape=(count, count))
-    return torch.from_numpy(dijkstra(ways, indices=first.cpu().numpy(), min_only=True)).to(
-        edges.device
-    )
+    times = dijkstra(ways, indices=first.cpu().numpy(), min_only=True)
+    return torch.from_numpy(times).to(edges.device)
 
 
 def _numbers(keys: Tensor, purpose: int, places: Tensor) -> Tensor:

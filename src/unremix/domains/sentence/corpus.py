@@ -8,7 +8,6 @@ import os
 import secrets
 import shutil
 from array import array
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -19,13 +18,14 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
+from unremix.console.suggestions import expecting
 from unremix.core.checks import check_positive
 from unremix.domains.sentence.tokens import Numbering, tokenize
 from unremix.files.atomic_files import open_file, read_text, sweep, write_text
 from unremix.files.fingerprint import feed, fingerprint
 
-FLUSH = 2**14  # sentences written at a time
 ABOUT = "corpus.json"
 COLUMNS = ("tokens", "offsets", "documents", "texts")
 NAME_LENGTH = 200  # characters of a sentence that serve as its name
@@ -48,20 +48,23 @@ class SentenceBatch:
         documents: The document each stands in, int64, shape (n,); ascending.
         texts: A number for the text of each, equal for sentences of the same words (before
             unknown ones and long ends are dropped), int64, shape (n,).
+        seed: Draws the dropout of a random view; None for none.
     """
 
     tokens: Tensor
     lengths: Tensor
     documents: Tensor
     texts: Tensor
+    seed: int | None = None
 
     def __len__(self) -> int:
         return self.tokens.shape[0]
 
     def to(self, device: torch.device) -> SentenceBatch:
         """The batch on a device; the lengths stay, since recurrent networks read them here."""
-        moved = {name: rows.to(device, non_blocking=True) for name, rows in vars(self).items()}
-        return SentenceBatch(**moved | {"lengths": self.lengths})
+        rows = (self.tokens, self.documents, self.texts)
+        tokens, documents, texts = (one.to(device, non_blocking=True) for one in rows)
+        return SentenceBatch(tokens, self.lengths, documents, texts, self.seed)
 
 
 @dataclass(frozen=True)
@@ -76,14 +79,11 @@ class EncodedCorpus:
         source: The text that they come from.
         vocabulary: What the numbers mean.
         name: Short name of the text.
-        sentences: How many there are.
+        sentences: How many there are; those without a token are left out.
         documents: How many documents these stand in.
         tokens: Tokens kept.
-        max_length: Tokens kept of a sentence at most.
         unknown: How many of the tokens kept are unknown words.
-        skipped: Sentences left out because they had no token.
-        truncated: Sentences that were cut.
-        topics: Names of the documents, if any.
+        classes: Names of the documents, which are topics then, if any.
     """
 
     folder: Path
@@ -93,11 +93,8 @@ class EncodedCorpus:
     sentences: int
     documents: int
     tokens: int
-    max_length: int
     unknown: int
-    skipped: int
-    truncated: int
-    topics: tuple[str, ...] | None = None
+    classes: tuple[str, ...] | None = None
 
     @classmethod
     def open(cls, folder: Path, source: Iterable[Sentence], vocabulary: Numbering) -> EncodedCorpus:
@@ -106,36 +103,21 @@ class EncodedCorpus:
         Raises:
             ValueError: If the folder holds none, or files of it are not as they were written.
         """
-        try:
+        with expecting(f"an encoded corpus in {folder}", "remove the folder to have it made again"):
             about = json.loads(read_text(folder / ABOUT, inside=folder))
-            sound = about.pop("sha256") == _digest(about)
-            sound &= about.pop("files") == _digests_of(folder)
-            topics = about.pop("topics")
-            corpus = cls(folder, source, vocabulary, **about, topics=topics and tuple(topics))
-        except (OSError, KeyError, TypeError, ValueError, RecursionError) as error:
-            raise ValueError(
-                f"expected an encoded corpus in {folder}, got {type(error).__name__}: "
-                f"{error}; remove the folder to have it made again"
-            ) from error
-        if not sound:
-            raise ValueError(
-                f"expected the files in {folder} as they were written, got others; remove the "
-                "folder to have it made again"
-            )
-        return corpus
+            as_written = about.pop("sha256") == _digest(about)
+            if not as_written or about.pop("files") != _digests_of(folder):
+                raise ValueError("other files than those as they were written")
+            classes = about.pop("classes")
+            return cls(folder, source, vocabulary, **about, classes=classes and tuple(classes))
 
     def __len__(self) -> int:
         return self.sentences
 
     @property
-    def unknown_share(self) -> float:
-        """Share of unknown words among the tokens kept."""
-        return self.unknown / self.tokens
-
-    @property
     def labels(self) -> Tensor | None:
         """The topic of each sentence, shape (n,); None where the documents have no names."""
-        if self.topics is None:
+        if self.classes is None:
             return None
         return torch.from_numpy(self._read("documents", np.int64, 0, len(self)))
 
@@ -143,11 +125,6 @@ class EncodedCorpus:
     def train(self) -> EncodedCorpus:
         """The sentences one by one, as other kinds of data have their samples."""
         return self
-
-    @property
-    def classes(self) -> tuple[str, ...] | None:
-        """The names of the topics."""
-        return self.topics
 
     def texts(self) -> list[str]:
         """The whole text of each sentence, read from disk each time."""
@@ -162,13 +139,10 @@ class EncodedCorpus:
         """
         texts = self.texts()
         if len(texts) != len(self):
-            raise ValueError(
-                f"expected the {len(self)} sentences of {self.name} that were read before, "
-                f"got {len(texts)}; the text has changed since: start again"
-            )
-        return [
-            text if len(text) <= NAME_LENGTH else f"{text[: NAME_LENGTH - 1]}…" for text in texts
-        ]
+            got = f"{len(texts)}: {self.name} has changed since"
+            raise ValueError(f"expected the same {len(self)} sentences, got {got}; start again")
+        most = NAME_LENGTH
+        return [text if len(text) <= most else f"{text[: most - 1]}…" for text in texts]
 
     def batch(self, start: int, count: int) -> SentenceBatch:
         """Read ``count`` consecutive sentences; the first is number ``start``, from 0.
@@ -178,8 +152,7 @@ class EncodedCorpus:
         """
         if count < 1 or not 0 <= start <= self.sentences - count:
             raise ValueError(
-                f"expected a run within the {self.sentences} sentences, "
-                f"got start={start}, count={count}"
+                f"expected a run within the {len(self)} sentences, got {count} from {start}"
             )
         offsets = self._read("offsets", np.int64, start, count + 1)
         kind = _token_type(len(self.vocabulary))
@@ -187,19 +160,17 @@ class EncodedCorpus:
         lengths = np.diff(offsets)
         tokens = np.zeros((count, int(lengths.max())), np.int64)
         tokens[np.arange(tokens.shape[1]) < lengths[:, None]] = flat
-        return SentenceBatch(
-            torch.from_numpy(tokens),
-            torch.from_numpy(lengths),
-            torch.from_numpy(self._read("documents", np.int64, start, count)),
-            torch.from_numpy(self._read("texts", np.int64, start, count)),
-        )
+        rows = [self._read(name, np.int64, start, count) for name in ("documents", "texts")]
+        documents, texts = map(torch.from_numpy, rows)
+        return SentenceBatch(torch.from_numpy(tokens), torch.from_numpy(lengths), documents, texts)
 
     def choose(self, indices: Tensor) -> SentenceBatch:
         """Read any sentences, by their numbers (n,)."""
-        parts = [vars(self.batch(number, 1)).values() for number in indices.tolist()]
-        rows, *others = zip(*parts, strict=True)
-        tokens = torch.nn.utils.rnn.pad_sequence([row[0] for row in rows], batch_first=True)
-        return SentenceBatch(tokens, *map(torch.cat, others))
+        parts = [self.batch(number, 1) for number in indices.tolist()]
+        tokens = pad_sequence([one.tokens[0] for one in parts], batch_first=True)
+        columns = zip(*((one.lengths, one.documents, one.texts) for one in parts), strict=True)
+        lengths, documents, texts = map(torch.cat, columns)
+        return SentenceBatch(tokens, lengths, documents, texts)
 
     def _read(self, name: str, kind: Any, start: int, count: int) -> np.ndarray:
         # Read and not mapped: pages of a map that were once touched count as this process's memory.
@@ -264,22 +235,22 @@ def write_corpus(
     sentences: Iterable[Sentence],
     folder: Path,
     vocabulary: Numbering,
+    max_length: int,
     known: Mapping[str, Any],
 ) -> bool:
     """Write sentences so that :class:`EncodedCorpus` can read them.
 
     The folder appears once it is whole. If another process made it in the meantime, that one
-    stays. Known are its name, topics and ``max_length``; see :class:`EncodedCorpus`.
+    stays. Known are its name and classes; see :class:`EncodedCorpus`.
 
     Returns:
         Whether there was any sentence; if not, nothing is written.
     """
-    folder.parent.mkdir(parents=True, exist_ok=True)
     sweep(folder.parent)
     temporary = folder.with_name(f".unremix-{os.getpid()}-{secrets.token_hex(8)}.tmp")
-    temporary.mkdir()
+    temporary.mkdir(parents=True)
     try:
-        about = _write_files(sentences, temporary, vocabulary, known["max_length"])
+        about = _write_files(sentences, temporary, vocabulary, max_length)
         if not about["sentences"]:
             return False
         about |= {**known, "files": _digests_of(temporary)}
@@ -298,35 +269,22 @@ def _write_files(
     sentences: Iterable[Sentence], folder: Path, vocabulary: Numbering, max_length: int
 ) -> dict[str, Any]:
     code = "H" if _token_type(len(vocabulary)) is np.uint16 else "i"
-    tokens, offsets, documents, texts = array(code), array("q", [0]), array("q"), array("q")
-    buffers = (tokens, offsets, documents, texts)
-    names = ("sentences", "documents", "tokens", "unknown", "skipped", "truncated")
-    counts, last = Counter(dict.fromkeys(names, 0)), -1
+    counts, last = {"sentences": 0, "documents": 0, "tokens": 0, "unknown": 0}, -1
     with ExitStack() as stack:
         files = [stack.enter_context((folder / f"{name}.bin").open("wb")) for name in COLUMNS]
-
-        def flush() -> None:
-            for buffer, file in zip(buffers, files, strict=True):
-                buffer.tofile(file)
-                del buffer[:]
-
+        tokens, offsets, documents, texts = files
+        offsets.write(array("q", [0]))
         for text, document in sentences:
             words = tokenize(text)
-            if not words:
-                counts["skipped"] += 1
-                continue
-            numbers, cut = vocabulary.numbered(text, words, max_length)
-            counts["sentences"] += 1
-            counts["documents"] += document != last
-            counts["tokens"] += len(numbers)
-            counts["unknown"] += numbers.count(vocabulary.unknown)
-            counts["truncated"] += cut
-            tokens.extend(numbers)
-            offsets.append(counts["tokens"])
-            documents.append(document)
-            texts.append(_text_number(words))
-            last = document
-            if counts["sentences"] % FLUSH == 0:
-                flush()
-        flush()
-    return dict(counts)
+            if words:
+                numbers = vocabulary.numbered(text, words, max_length)
+                counts["sentences"] += 1
+                counts["documents"] += document != last
+                counts["tokens"] += len(numbers)
+                counts["unknown"] += numbers.count(vocabulary.unknown)
+                tokens.write(array(code, numbers))
+                offsets.write(array("q", [counts["tokens"]]))
+                documents.write(array("q", [document]))
+                texts.write(array("q", [_text_number(words)]))
+                last = document
+    return counts

@@ -19,17 +19,9 @@ from pathlib import Path
 from typing import get_args
 
 from unremix.core.checks import check_choice, check_positive
-from unremix.domains.sentence import pydocs
+from unremix.domains.sentence import pydocs, text_files
 from unremix.domains.sentence.corpus import ABOUT, EncodedCorpus, Sentence, write_corpus
-from unremix.domains.sentence.text_files import (
-    Format,
-    Trouble,
-    find_files,
-    guess_format,
-    is_table,
-    read_lines,
-    split_prose,
-)
+from unremix.domains.sentence.text_files import Format, Trouble, is_table, read_lines
 from unremix.domains.sentence.text_tables import read_texts
 from unremix.domains.sentence.tokens import TOKENS_VERSION, Numbering, Vocabulary, tokenize
 from unremix.files.seals import read_sealed, write_sealed
@@ -91,18 +83,16 @@ class SentenceData:
                 for label, rows in groupby(read_texts(file, *self.columns), lambda row: row[1]):
                     yield None if label is None else number[label], (text for text, _ in rows)
             elif kind == "prose":
-                yield None, split_prose(read_lines(file, trouble, keep_all=True))
+                yield None, text_files.split_prose(read_lines(file, trouble, keep_all=True))
             else:
                 blocks = groupby(read_lines(file, trouble), bool)  # bool: whether it has text
                 yield from ((None, lines) for filled, lines in blocks if filled)
 
     def key(self, **options: object) -> str:
         """A short name for this text, as it is now, and some options: it differs if they do."""
+        stats = [(file.resolve(), file.stat()) for file in self.files]
         identity: dict[str, object] = {
-            "files": [
-                (str(file.resolve()), file.stat().st_size, file.stat().st_mtime_ns)
-                for file in self.files
-            ],
+            "files": [(str(path), one.st_size, one.st_mtime_ns) for path, one in stats],
             "format": self.format,
             "limit": self.limit,
             "tokens": TOKENS_VERSION,
@@ -117,14 +107,11 @@ class SentenceData:
 
 def _nothing(data: SentenceData) -> ValueError:
     where = ", ".join(str(file) for file in data.files[:3]) + ("…" if len(data.files) > 3 else "")
-    return ValueError(
-        f"expected at least one sentence in {data.name} ({where}), got none; "
-        "the text is empty, or has no words"
-    )
+    return ValueError(f"expected at least one sentence in {data.name} ({where}), got none; add one")
 
 
 def load_sentences(
-    data: str | Path | Sequence[str | Path] = EMBEDDED,
+    data: str | Path = EMBEDDED,
     *,
     format: Format = "auto",
     limit: int | None = None,
@@ -144,8 +131,8 @@ def load_sentences(
     Text is UTF-8; other bytes are replaced and counted in a warning. No document crosses files.
 
     Args:
-        data: A word, a ``.txt``, ``.txt.gz`` or ``.gz`` file, a list of them or a folder of them
-            (with its sub-folders, sorted by path). A path that does not exist is looked up in the
+        data: A word, a ``.txt``, ``.txt.gz`` or ``.gz`` file, or a folder of them (with its
+            sub-folders, sorted by path). A path that does not exist is looked up in the
             folder that the environment variable ``UNREMIX_DATA`` names.
         format: ``lines``, ``prose``, or ``auto``: decided for each file by its first lines.
         limit: How many sentences to use, from the first; all if None.
@@ -170,21 +157,17 @@ def load_sentences(
     check_positive(limit=limit)
     if data == EMBEDDED:
         return SentenceData(EMBEDDED, (), limit=limit, topics=tuple(pydocs.topics()))
-    name, files = find_files(data)
+    name, files = text_files.find_files(data)
     tables = [is_table(file) for file in files]
+    formats: tuple[Format, ...] = (format,) * len(files)
     if any(tables):
         if not all(tables) or format != "auto":
-            raise ValueError(
-                "expected either tables or other texts, and tables without a format, got "
-                f"{', '.join(file.name for file in files[:3])} with format={format!r}; read one "
-                "kind at a time"
-            )
+            got = f"{', '.join(file.name for file in files[:3])} with {format=}"
+            raise ValueError(f"expected tables alone, without a format, got {got}; split them")
         topics, column = _topics(files, text, label)
-        formats: tuple[Format, ...] = (format,) * len(files)
         return SentenceData(name, tuple(files), formats, limit, topics, (text, column))
-    formats = tuple(
-        guess_format(read_lines(file, Counter())) if format == "auto" else format for file in files
-    )
+    if format == "auto":
+        formats = tuple(text_files.guess_format(read_lines(file, Counter())) for file in files)
     return SentenceData(name, tuple(files), formats, limit)
 
 
@@ -199,15 +182,12 @@ def _topics(
     wanted = "" if label == "none" else label
     labels = Counter(found for file in files for _, found in read_texts(file, text, wanted))
     rows, names = labels.total(), sorted(one for one in labels if one is not None)
-    if not names:
-        return None, wanted
-    if None in labels or "" in labels or 2 * len(names) > max(4, rows):
-        some = "rows without" if "" in labels or None in labels else f"{len(names)} in {rows} rows"
-        raise ValueError(
-            f"expected a label for each text in {files[0]}, got {some}; complete them, or name "
-            "another column with --sentence.label, or none"
-        )
-    return tuple(names), wanted
+    without = "" in labels or None in labels
+    if names and (without or 2 * len(names) > max(4, rows)):
+        some = "rows without" if without else f"{len(names)} in {rows} rows"
+        remedy = "complete them, or name another column with --sentence.label, or none"
+        raise ValueError(f"expected a label for each text in {files[0]}, got {some}; {remedy}")
+    return tuple(names) or None, wanted
 
 
 def build_vocabulary(
@@ -226,16 +206,14 @@ def build_vocabulary(
 
     Example:
         >>> vocabulary = build_vocabulary(load_sentences("pydocs"), size=1000)
-        >>> len(vocabulary), vocabulary.words[2], 0 < vocabulary.unknown_share < 0.1
-        (1002, 'the', True)
+        >>> len(vocabulary), vocabulary.words[2]
+        (1002, 'the')
     """
     check_positive(size=size)
-    path = None
-    if cache is not None:
-        path = Path(cache) / f"vocabulary-{data.key(vocabulary=size)}.txt"
-        kept = read_sealed(path)
-        if kept is not None:
-            return Vocabulary.parse(kept.decode(), path)
+    path = None if cache is None else Path(cache) / f"vocabulary-{data.key(vocabulary=size)}.txt"
+    kept = None if path is None else read_sealed(path)
+    if kept is not None and path is not None:
+        return Vocabulary.parse(kept.decode(), path)
     counts: Counter[str] = Counter()
     forgotten, rarest = 0, 0
     for sentence in data:
@@ -278,9 +256,9 @@ def encode_sentences(
     if vocabulary is None:
         vocabulary = build_vocabulary(data, size=vocabulary_size, cache=cache)
     words = hashlib.sha256("\n".join(vocabulary.words).encode()).hexdigest()
-    folder = Path(cache) / f"corpus-{data.key(words=words, max_length=max_length, verified=2)}"
-    if not (folder / ABOUT).exists():
-        known = {"name": data.name, "topics": data.topics, "max_length": max_length}
-        if not write_corpus(data, folder, vocabulary, known):
-            raise _nothing(data)
+    folder = Path(cache) / f"corpus-{data.key(words=words, max_length=max_length, verified=3)}"
+    known = {"name": data.name, "classes": data.topics}
+    written = (folder / ABOUT).exists() or write_corpus(data, folder, vocabulary, max_length, known)
+    if not written:
+        raise _nothing(data)
     return EncodedCorpus.open(folder, data, vocabulary)

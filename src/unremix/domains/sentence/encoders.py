@@ -13,6 +13,9 @@ from torch.nn.functional import embedding_bag
 from unremix.core.checks import check_positive, checks_on
 from unremix.domains.sentence.word_vectors import INITIAL, word_table
 
+LAYERS, HEADS = 2, 4  # of the transformer
+ENCODE = "Vocabulary.encode"
+
 
 def check_sentences(tokens: Tensor, lengths: Tensor) -> None:
     """Raise ValueError unless tokens (n, L) and lengths (n,) are of sentences of 1 to L words.
@@ -20,18 +23,14 @@ def check_sentences(tokens: Tensor, lengths: Tensor) -> None:
     Lengths are read for tokens on the CPU only.
     """
     if tokens.dim() != 2 or lengths.shape != tokens.shape[:1] or not tokens.numel():
-        raise ValueError(
-            "expected tokens (n, L) and lengths (n,), got "
-            f"{tuple(tokens.shape)} and {tuple(lengths.shape)}; Vocabulary.encode makes both"
-        )
+        got = f"{tuple(tokens.shape)} and {tuple(lengths.shape)}"
+        raise ValueError(f"expected tokens (n, L) and lengths (n,), got {got}; {ENCODE} makes both")
     if not checks_on(None, tokens):
         return
     shortest, longest = int(lengths.min()), int(lengths.max())
     if shortest < 1 or longest > tokens.shape[1]:
-        raise ValueError(
-            f"expected lengths from 1 to {tokens.shape[1]}, got {shortest} to {longest}; "
-            "an empty sentence is one unknown word, as Vocabulary.encode makes it"
-        )
+        got = f"{shortest} to {longest}; an empty sentence is one unknown word, see {ENCODE}"
+        raise ValueError(f"expected lengths from 1 to {tokens.shape[1]}, got {got}")
 
 
 def positions(tokens: Tensor, lengths: Tensor) -> Tensor:
@@ -81,8 +80,6 @@ class TransformerEncoder(nn.Module):
     Args:
         vocabulary_size: V, padding and unknown included.
         words: Size of a word's vector and of every layer.
-        layers: How many.
-        heads: Of attention; they divide ``words``.
         max_length: The longest sentence it takes.
 
     Attributes:
@@ -92,42 +89,31 @@ class TransformerEncoder(nn.Module):
         ValueError: If a size is too small, or the heads do not divide it.
 
     Example:
-        >>> encoder = TransformerEncoder(10, words=8, layers=1, heads=2)
+        >>> encoder = TransformerEncoder(10, words=8)
         >>> encoder(torch.tensor([[2, 3, 0], [4, 0, 0]]), torch.tensor([2, 1])).shape
         torch.Size([2, 8])
     """
 
-    def __init__(
-        self,
-        vocabulary_size: int,
-        *,
-        words: int = 300,
-        layers: int = 2,
-        heads: int = 4,
-        max_length: int = 30,
-    ) -> None:
+    def __init__(self, vocabulary_size: int, *, words: int = 300, max_length: int = 30) -> None:
         super().__init__()
-        check_positive(layers=layers, heads=heads, max_length=max_length)
-        if words % heads:
-            raise ValueError(f"expected heads that divide words={words}, got heads={heads}")
+        check_positive(max_length=max_length)
+        if words % HEADS:
+            raise ValueError(f"expected heads that divide words={words}, got {HEADS}; change words")
         self.words = word_table(vocabulary_size, words)
         self.places = nn.Parameter(torch.empty(max_length, words).uniform_(-INITIAL, INITIAL))
         layer = nn.TransformerEncoderLayer(
-            words, heads, 4 * words, 0.0, "gelu", batch_first=True, norm_first=True
+            words, HEADS, 4 * words, 0.0, "gelu", batch_first=True, norm_first=True
         )
-        self.layers = nn.TransformerEncoder(
-            layer, layers, nn.LayerNorm(words), enable_nested_tensor=False
-        )
+        norm = nn.LayerNorm(words)
+        self.layers = nn.TransformerEncoder(layer, LAYERS, norm, enable_nested_tensor=False)
         self.features = words
 
     def forward(self, tokens: Tensor, lengths: Tensor) -> Tensor:
         """(n, L) and (n,) to (n, features)."""
         check_sentences(tokens, lengths)
         if tokens.shape[1] > len(self.places):
-            raise ValueError(
-                f"expected sentences of at most {len(self.places)} words, got "
-                f"{tokens.shape[1]}; cut them with Vocabulary.encode(..., max_length=...)"
-            )
+            got = f"{tokens.shape[1]}; cut them by max_length of {ENCODE}"
+            raise ValueError(f"expected sentences of at most {len(self.places)} words, got {got}")
         known = positions(tokens, lengths)
         embedded = self.words(tokens) + self.places[: tokens.shape[1]]
         outputs: Tensor = self.layers(embedded, src_key_padding_mask=~known)

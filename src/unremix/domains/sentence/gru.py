@@ -114,7 +114,7 @@ class GRUEncoder(nn.Module):
     parameters are those of an ``nn.Embedding`` and an ``nn.GRU``, under ``words`` and ``gru``.
 
     On the CPU the products of the input weights are made once for each distinct word of a batch
-    and the recurrence is :func:`.recurrence.final_state`; elsewhere, and under
+    and the recurrence is :func:`final_state`; elsewhere, and under
     autocast, ``nn.GRU`` computes the same.
 
     Args:
@@ -149,18 +149,15 @@ class GRUEncoder(nn.Module):
         super().__init__()
         directions = 2 if bidirectional else 1
         if units < directions or units % directions:
-            raise ValueError(
-                f"expected a positive {'even ' if bidirectional else ''}number of units, "
-                f"got {units}"
-            )
+            even = "even " if bidirectional else ""
+            raise ValueError(f"expected a positive {even}number of units, got {units}; change it")
         self.words = word_table(vocabulary_size, words)
         self.gru = nn.GRU(words, units // directions, batch_first=True, bidirectional=bidirectional)
-        with torch.no_grad():
-            for name, parameter in self.gru.named_parameters():
-                if name.startswith("weight"):
-                    parameter.uniform_(-INITIAL, INITIAL)
-                else:
-                    parameter.zero_()
+        for name, parameter in self.gru.named_parameters():
+            if name.startswith("weight"):
+                nn.init.uniform_(parameter, -INITIAL, INITIAL)
+            else:
+                nn.init.zeros_(parameter)
         self.features = units
 
     def forward(self, tokens: Tensor, lengths: Tensor) -> Tensor:
@@ -171,31 +168,21 @@ class GRUEncoder(nn.Module):
         lengths, order = lengths.sort(descending=True, stable=True)
         tokens = tokens[order]
         known = positions(tokens, lengths).T  # (L, n): a step's words lie next to each other
-        batch_sizes = known.sum(1).tolist()
-        batch_sizes = batch_sizes[: int(lengths[0])]
-        places = torch.arange(tokens.shape[1])
+        batch_sizes = known.sum(1).tolist()[: int(lengths[0])]
         states = []
-        for suffix in ("_l0", "_l0_reverse")[: 1 + self.gru.bidirectional]:
-            if suffix.endswith("reverse"):
-                places = (lengths[:, None] - 1 - places).clamp(min=0)  # (n, L)
-                tokens = tokens.gather(1, places)
-            gates = self._gates(tokens.T[known], suffix)  # (T, 3 H)
-            weight = getattr(self.gru, f"weight_hh{suffix}")
-            bias = getattr(self.gru, f"bias_hh{suffix}")
-            states.append(final_state(gates, batch_sizes, weight, bias))
+        for direction, weights in enumerate(self.gru.all_weights):
+            if direction:  # backwards
+                places = lengths[:, None] - 1 - torch.arange(tokens.shape[1])  # (n, L)
+                tokens = tokens.gather(1, places.clamp(min=0))
+            of_inputs, of_state, input_bias, state_bias = weights
+            # Most words of a batch occur often.
+            distinct, which = tokens.T[known].unique(return_inverse=True)
+            table = linear(self.words(distinct), of_inputs, input_bias)  # a row for each, (·, 3 H)
+            states.append(final_state(embedding(which, table), batch_sizes, of_state, state_bias))
         return torch.cat(states, 1)[order.argsort()]
 
-    def _gates(self, packed: Tensor, suffix: str) -> Tensor:
-        """The products of the input weights with the vectors of words, (T,) to (T, 3 H)."""
-        weight = getattr(self.gru, f"weight_ih{suffix}")
-        bias = getattr(self.gru, f"bias_ih{suffix}")
-        # Most words of a batch occur often.
-        distinct, which = packed.unique(return_inverse=True)
-        return embedding(which, linear(self.words(distinct), weight, bias))
-
     def _by_library(self, tokens: Tensor, lengths: Tensor) -> Tensor:
-        packed = pack_padded_sequence(
-            self.words(tokens), lengths.cpu(), batch_first=True, enforce_sorted=False
-        )
+        words = self.words(tokens)
+        packed = pack_padded_sequence(words, lengths.cpu(), batch_first=True, enforce_sorted=False)
         _, state = self.gru(packed)  # (directions, n, H)
         return torch.cat(list(state), 1)

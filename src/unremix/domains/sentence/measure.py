@@ -15,15 +15,9 @@ from unremix.domains.labeled import FeatureObserver, begin_card, leave_one_out
 from unremix.domains.options import TrainConfig
 from unremix.domains.sentence import senteval
 from unremix.domains.sentence.corpus import EncodedCorpus
-from unremix.domains.sentence.model import (
-    AnyShape,
-    SentenceShape,
-    corpus_features,
-    encode_texts,
-    reader,
-)
+from unremix.domains.sentence.model import AnyShape, corpus_features, encode_texts, reader
 from unremix.domains.sentence.senteval_files import asked_folder
-from unremix.domains.sentence.tokens import Numbering
+from unremix.domains.sentence.tokens import Numbering, Vocabulary
 from unremix.domains.sentence.word_vectors import check_expansion, load_word_vectors
 from unremix.evaluation.cache import cached
 from unremix.evaluation.health import effective_rank
@@ -35,18 +29,17 @@ def observe(
     data: EncodedCorpus, shape: AnyShape, config: TrainConfig, say: Callable[[str], None]
 ) -> FeatureObserver:
     """What is measured at an epoch's end; says what becomes of files of word vectors."""
-    given, expand = config.own.word_vectors, config.own.expand
-    known = shape if isinstance(shape, SentenceShape) else None
-    if given is not None and known is not None:
-        count = int(load_word_vectors(given, known.vocabulary)[1].sum())
-        say(f"{given} has {count:,} of the {len(known.words):,} words; others start at random.")
-    if expand is not None and known is not None:  # before, not after hours of training
-        shared = check_expansion(expand, known.vocabulary)
+    given, expand, vocabulary = config.own.word_vectors, config.own.expand, shape.vocabulary
+    if given is not None and isinstance(vocabulary, Vocabulary):
+        count, total = len(load_word_vectors(given, vocabulary)[0]), len(vocabulary) - 2
+        say(f"{given} has {count:,} of the {total:,} words; others start at random.")
+    if expand is not None and isinstance(vocabulary, Vocabulary):  # before hours of training
+        shared = check_expansion(expand, vocabulary)
         say(f"Further words will be known by a map fitted on the {shared:,} words of {expand}.")
 
     def watched(encoder: nn.Module) -> tuple[Tensor, Tensor | None]:
         features, documents = corpus_features(encoder, data, WATCHED)
-        return features, None if data.topics is None else documents
+        return features, None if data.classes is None else documents
 
     warning = (
         "The embeddings use hardly more than one dimension (effective rank {rank}). Early in "
@@ -66,17 +59,13 @@ def _measure(
 ) -> tuple[dict[str, Any], Any]:
     result: dict[str, Any] = {}
     protocol = None
-    if data.topics is not None:
+    if data.classes is not None:
         features, documents = corpus_features(encoder, data)
         result["features"] = features.shape[1]
         result["knn"] = asdict(leave_one_out(features, documents, config))
     if folder is not None:
-        found = senteval.evaluate(
-            lambda texts: encode_texts(encoder, texts, vocabulary, max_length=config.own.length),
-            folder,
-            config.own.tasks,
-            progress=progress,
-        )
+        encode = partial(encode_texts, encoder, vocabulary=vocabulary, max_length=config.own.length)
+        found = senteval.evaluate(encode, folder, config.own.tasks, progress=progress)
         result["features"] = found["encoder"]["features"]
         result |= found["tasks"]
         protocol = found["protocol"]
@@ -93,31 +82,21 @@ def evaluate(
     """
     config = run.config
     folder = asked_folder(config.own.senteval) if own else None
-    facts = {
-        "train_sentences": len(data),
-        "documents": data.documents,
-        "unknown_words": f"{data.unknown_share:.2%} of the text",
-    }
-    card = begin_card(
-        run,
-        data.name,
-        facts,
-        layer="output of the encoder; eval mode"
-        if run.shape.single
-        else "outputs of both encoders side by side; eval mode",
-        health=("effective_rank",),
-        own=own,
-    )
+    facts: dict[str, Any] = {"train_sentences": len(data), "documents": data.documents}
+    facts["unknown_words"] = f"{data.unknown / data.tokens:.2%} of the text"
+    both = "outputs of both encoders side by side"
+    layer = f"{'output of the encoder' if run.shape.single else both}; eval mode"
+    card = begin_card(run, data.name, facts, layer=layer, health=("effective_rank",), own=own)
     if not own and len(data) > 1:
         features, _ = corpus_features(reader(run)[0], data, WATCHED)
         card["health"]["effective_rank"] = effective_rank(features)
-    if folder is None and data.topics is None:
+    topics = data.classes is not None
+    if folder is None and not topics:
+        why = "for SentEval's tasks name their folder with --sentence.senteval or UNREMIX_DATA"
         if not own:
             why = "SentEval's tasks do not depend on it and are in evaluation.json"
         elif config.own.senteval == "none":
             why = "SentEval's tasks were left out, as asked"
-        else:
-            why = "for SentEval's tasks name their folder with --sentence.senteval or UNREMIX_DATA"
         card["note"] = f"the text has no topics to distinguish; {why}"
         return card
     results, monitored = {}, {}
@@ -128,19 +107,18 @@ def evaluate(
         if kind == "trained":
             results[kind], tasks = measure()
         else:  # recipes share it
-            text = data.name if data.topics is not None else None  # otherwise it is not looked at
+            text = data.name if topics else None  # otherwise it is not looked at
             neighbors = (config.knn_k, config.knn_temperature)
             asked = (vocabulary.words, text, folder, asdict(config.own), *neighbors)
             weights = encoder.state_dict().values()
             results[kind], tasks = cached(Path(config.runs), asked, weights, measure)
         protocol |= tasks or {}
-        if data.topics is not None:
+        if topics:
             features, documents = corpus_features(encoder, data, WATCHED)
             if len(documents.unique()) > 1:
                 monitored[kind] = asdict(leave_one_out(features, documents, config))
     if monitored:
         card["monitored"] = monitored  # what the curve of the epochs is compared with
-    if data.topics is not None:
+    if topics:
         protocol["knn"] = "topic of a sentence by its nearest sentences, leaving one out, cosine"
-    card["results"], card["protocol"] = results, protocol
-    return card
+    return card | {"results": results, "protocol": protocol}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
@@ -17,30 +18,17 @@ from unremix.domains.options import TrainConfig, is_code
 from unremix.domains.remembered import recall, remember
 from unremix.domains.sampling import evenly_spaced, ranges, read_ahead, steps_of
 from unremix.domains.sampling import indices_of as permuted_indices
+from unremix.domains.sentence import word_vectors
 from unremix.domains.sentence.corpus import EncodedCorpus, SentenceBatch, batches
 from unremix.domains.sentence.dataset import encode_sentences, load_sentences
 from unremix.domains.sentence.encoders import BagOfWords, TransformerEncoder
 from unremix.domains.sentence.gru import GRUEncoder
 from unremix.domains.sentence.options import SentenceOptions
-from unremix.domains.sentence.pretrained import (
-    LIBRARIES,
-    OWN,
-    POOLING,
-    OwnEncoder,
-    PretrainedShape,
-    PretrainedTransformer,
-    find_own,
-    find_pretrained,
-)
+from unremix.domains.sentence.pretrained import LIBRARIES, PretrainedShape, find_ready, make_ready
 from unremix.domains.sentence.quickthought import TwinEncoder
 from unremix.domains.sentence.senteval_files import asked_folder, canonical_name
-from unremix.domains.sentence.simcse import SentenceView, SingleEncoder, has_dropout, masked
+from unremix.domains.sentence.simcse import SingleEncoder, has_dropout, masked
 from unremix.domains.sentence.tokens import Numbering, Vocabulary, encode
-from unremix.domains.sentence.word_vectors import (
-    expand_encoder,
-    load_word_vectors,
-    set_word_vectors,
-)
 from unremix.files.archives import Skipped
 from unremix.files.fingerprint import fingerprint
 from unremix.frameworks.base import Framework
@@ -80,9 +68,8 @@ def has_neighbors(config: TrainConfig) -> bool:
 def _embedded(encoder: nn.Module, batches: Iterable[tuple[Tensor, Tensor]]) -> Tensor:
     """Embeddings (n, F) in eval mode, on the CPU, of batches of tokens and lengths."""
     with evaluating(encoder) as (device, _):
-        return torch.cat(
-            [encoder(tokens.to(device), lengths).float().cpu() for tokens, lengths in batches]
-        )
+        outputs = (encoder(tokens.to(device), lengths) for tokens, lengths in batches)
+        return torch.cat([output.float().cpu() for output in outputs])
 
 
 def encode_texts(
@@ -102,8 +89,9 @@ def encode_texts(
 def reader(run: Trained, encoder: nn.Module | None = None) -> tuple[nn.Module, Numbering]:
     """A run's encoder and the words it knows, further ones included where they were asked for."""
     encoder, vocabulary = encoder or run.encoder(), run.shape.vocabulary
-    expand = run.config.own.expand
-    return (encoder, vocabulary) if expand is None else expand_encoder(encoder, vocabulary, expand)
+    if run.config.own.expand is None:
+        return encoder, vocabulary
+    return word_vectors.expand_encoder(encoder, vocabulary, run.config.own.expand)
 
 
 def reader_and_shape(run: Trained) -> tuple[nn.Module, AnyShape]:
@@ -122,11 +110,8 @@ def corpus_features(
     known: tuple[Tensor, Tensor] | None = recall(encoder, corpus, total)
     if known is not None:
         return known
-
-    def read(start: int) -> SentenceBatch:
-        return corpus.batch(start, min(ENCODED_AT_ONCE, total - start))
-
-    parts = read_ahead(read, range(0, total, ENCODED_AT_ONCE))
+    spans = ranges(total, ENCODED_AT_ONCE)
+    parts = read_ahead(lambda span: corpus.batch(span.start, len(span)), spans)
     return remember(encoder, corpus, sentence_features(encoder, parts), total)
 
 
@@ -146,95 +131,63 @@ def sentence_features(
 
 def check(config: TrainConfig) -> None:
     """Refuse what can be refused before the data are read."""
-    options, encoder = config.own, config.encoder or ""
+    options, encoder, recipe = config.own, config.encoder or "", config.recipe
     named = encoder.partition(":")[0] in LIBRARIES or is_code(encoder)
+    pretrained = named or options.encoder == "pretrained"
+    wrong = ""
     if named and has_neighbors(config):
-        raise ValueError(
-            f"expected --recipe simcse or simcse-unremix with --encoder {config.encoder}, got "
-            f"{config.recipe}, whose two encoders learn from neighbors in a text; change one"
-        )
-    if options.tokens is not None and options.encoder != "pretrained" and not named:
-        raise ValueError(
-            f"expected --sentence.tokens with a pretrained encoder, got {options.tokens} with "
-            f"{options.encoder}; use --sentence.max_length"
-        )
-    if named and options.max_length != SentenceOptions().max_length:
-        raise ValueError(
-            f"expected --sentence.tokens with --encoder {config.encoder}, got "
-            f"--sentence.max_length {options.max_length}, which counts words; change it"
-        )
-    if options.encoder == "pretrained" and config.encoder is None:
-        raise ValueError(
-            f"expected --encoder NAME for a pretrained transformer, such as {LIBRARIES[0]}:NAME, "
-            "got none; add it"
-        )
-    if not has_neighbors(config) and options.output is not None:
-        raise ValueError(
-            f"expected --sentence.output with two encoders, got it with recipe {config.recipe}; "
-            "leave it out"
-        )
-    if options.views == "dropout" and not named and options.encoder != "pretrained":
-        raise ValueError(
-            f"expected dropout in the encoder for --sentence.views dropout, got {options.encoder}, "
-            "which has none; use mask"
-        )
+        two = f"{recipe}, whose two encoders learn from neighbors in a text"
+        wrong = f"--recipe simcse or simcse-unremix with --encoder {encoder}, got {two}; change one"
+    elif options.tokens is not None and not pretrained:
+        got = f"{options.tokens} with {options.encoder}; use --sentence.max_length"
+        wrong = f"--sentence.tokens with a pretrained encoder, got {got}"
+    elif named and options.max_length != SentenceOptions().max_length:
+        got = f"--sentence.max_length {options.max_length}, which counts words; change it"
+        wrong = f"--sentence.tokens with --encoder {encoder}, got {got}"
+    elif pretrained and not encoder:
+        wrong = f"--encoder NAME, such as {LIBRARIES[0]}:NAME, for a pretrained one, got none"
+    elif not has_neighbors(config) and options.output is not None:
+        wrong = f"--sentence.output with two encoders, got it with recipe {recipe}; leave it out"
+    elif options.views == "dropout" and not pretrained:
+        wrong = f"dropout in the encoder for --sentence.views, got {options.encoder}; use mask"
+    if wrong:
+        raise ValueError(f"expected {wrong}")
     for name in ("word_vectors", "expand"):
-        if named and getattr(options, name) is not None:
-            raise ValueError(
-                f"expected --sentence.{name} without a pretrained encoder, which has words of its "
-                f"own, got it with {config.encoder}; leave it out"
-            )
-    asked_folder(config.own.senteval)
-    for task in config.own.tasks:
-        canonical_name(task)
-    for option in ("word_vectors", "expand"):
-        path = getattr(config.own, option)
+        path = getattr(options, name)
+        if path is not None and named:
+            got = f"it with {encoder}, which has its own words; leave it out"
+            raise ValueError(f"expected no --sentence.{name} for a pretrained encoder, got {got}")
         if path is not None and not Path(path).is_file():
-            raise FileNotFoundError(
-                f"expected a file of word vectors for --sentence.{option}, found none at {path}"
-            )
+            raise FileNotFoundError(f"expected a file for --sentence.{name}, found none at {path}")
+    asked_folder(options.senteval)
+    for task in options.tasks:
+        canonical_name(task)
 
 
 def load(config: TrainConfig) -> EncodedCorpus:
     """The text of a run, its words numbered; kept beside the runs for the next time."""
-    corpus = _encoded(config, Path(config.runs), config.data, config.limit, None)
+    corpus = _encoded(config, Path(config.runs), None)
     alone = has_neighbors(config) and corpus.documents == corpus.sentences
     if alone and config.epochs > 0:
-        raise ValueError(
-            f"expected sentences with neighbors, got {corpus.documents} documents of one "
-            "sentence each in the text; put sentences that follow each other on lines that "
-            "follow each other, with blank lines between documents only"
-        )
+        got = f"{corpus.documents} documents of one sentence each"
+        remedy = "put blank lines between documents only, not between sentences"
+        raise ValueError(f"expected sentences with neighbors, got {got}; {remedy}")
     return corpus
 
 
 def load_for(run: Trained, data: str | None) -> EncodedCorpus:
     """The run's own text, or another, in the run's vocabulary."""
-    config = run.config
-    source = config.data if data is None else data
-    limit = config.limit if data is None else None
+    config = run.config if data is None else replace(run.config, data=data, limit=None)
     runs = run.path.parent if run.path.is_dir() else user_cache()
-    return _encoded(config, runs, source, limit, reader(run)[1])
+    return _encoded(config, runs, reader(run)[1])
 
 
-def _encoded(
-    config: TrainConfig,
-    runs: Path,
-    source: str,
-    limit: int | None,
-    vocabulary: Numbering | None,
-) -> EncodedCorpus:
+def _encoded(config: TrainConfig, runs: Path, vocabulary: Numbering | None) -> EncodedCorpus:
     options = config.own
-    text = load_sentences(
-        source, format=options.format, limit=limit, text=options.text, label=options.label
-    )
-    return encode_sentences(
-        text,
-        runs / ".cache",
-        vocabulary=vocabulary,
-        vocabulary_size=options.vocabulary,
-        max_length=options.length,
-    )
+    columns = {"text": options.text, "label": options.label}
+    text = load_sentences(config.data, format=options.format, limit=config.limit, **columns)
+    sizes = {"vocabulary_size": options.vocabulary, "max_length": options.length}
+    return encode_sentences(text, runs / ".cache", vocabulary=vocabulary, **sizes)
 
 
 def shape_of(data: EncodedCorpus, config: TrainConfig) -> SentenceShape:
@@ -250,11 +203,6 @@ def shape_from(values: dict[str, Any]) -> AnyShape:
     """The same from plain values."""
     if "tokenizer" in values:
         pretrained: PretrainedShape = make_options(PretrainedShape, values)
-        if pretrained.pooling not in (*POOLING, OWN) or pretrained.max_length < 1:
-            raise ValueError(
-                f"expected a pooling among {', '.join(POOLING)} and max_length of at least 1, got "
-                f"{pretrained.pooling!r} and {pretrained.max_length}; restore shape.json"
-            )
         return pretrained
     shape: SentenceShape = make_options(SentenceShape, values)
     if min(shape.unknown, *shape.counts, 0) < 0:
@@ -266,11 +214,7 @@ def shape_from(values: dict[str, Any]) -> AnyShape:
 
 def ready(config: TrainConfig) -> Ready:
     """The pretrained transformer, or the callable, that ``config.encoder`` names."""
-    library, _, name = (config.encoder or "").partition(":")
-    if library in LIBRARIES:
-        shape, weights = find_pretrained(library, name, config.own.tokens)
-    else:
-        shape, weights = find_own(config.encoder or "", config.own.tokens)
+    shape, weights = find_ready(config.encoder or "", config.own.tokens)
     own = replace(config.own, encoder="pretrained", tokens=shape.max_length)
     named = {f"inner.{key}": tensor for key, tensor in weights.items()}
     return Ready(replace(config, own=own), shape, named, f"sentences: {shape.describe()}")
@@ -278,65 +222,41 @@ def ready(config: TrainConfig) -> Ready:
 
 def build(config: TrainConfig, shape: AnyShape) -> tuple[nn.Module, nn.Sequential]:
     """Two encoders in one without a head; or one encoder with a linear map as head."""
-    options = config.own
-    if isinstance(shape, PretrainedShape) or shape.single:
-        if not isinstance(shape, PretrainedShape):
-            encoder = SingleEncoder(_encoder(config, len(shape.vocabulary)))
-        elif shape.pooling == OWN:
-            encoder = SingleEncoder(_own_encoder(config))
-        else:
-            encoder = SingleEncoder(PretrainedTransformer(shape))
+    output = config.own.output
+
+    def made() -> nn.Module:
+        if isinstance(shape, PretrainedShape):
+            return make_ready(shape, config.encoder or "")
+        return _encoder(config.own, len(shape.vocabulary))
+
+    if shape.single:
+        encoder = SingleEncoder(made())
         width = encoder.features
         return encoder, projection_head(width, hidden=(), output=width, batch_norm=False)
-    encoders = [_encoder(config, len(shape.vocabulary)) for _ in range(2)]
+    first, second = made(), made()
     maps = None
-    if options.output is not None:
-        sizes = [int(encoder.features) for encoder in encoders]  # type: ignore[arg-type]
-        maps = (nn.Linear(sizes[0], options.output), nn.Linear(sizes[1], options.output))
-    return TwinEncoder(encoders[0], encoders[1], maps), nn.Sequential()
-
-
-def _own_encoder(config: TrainConfig) -> nn.Module:
-    """The module of the callable that the options name, as no file of weights does.
-
-    Raises:
-        ValueError: If they name none.
-    """
-    if not is_code(config.encoder or ""):
-        raise ValueError(
-            "expected the name of the callable that makes this encoder, got none: a file of "
-            "weights must not decide which code runs; use the run's folder with --trust"
-        )
-    return OwnEncoder(str(config.encoder))
+    if output is not None:
+        sizes = [int(one.features) for one in (first, second)]  # type: ignore[arg-type]
+        maps = (nn.Linear(sizes[0], output), nn.Linear(sizes[1], output))
+    return TwinEncoder(first, second, maps), nn.Sequential()
 
 
 def fill(model: Framework, config: TrainConfig, shape: AnyShape) -> None:
     """Start from the word vectors that the options name."""
-    options = config.own
-    if options.word_vectors is None:
-        return
-    assert isinstance(shape, SentenceShape)
-    table, known = load_word_vectors(options.word_vectors, shape.vocabulary)
-    for one in model.encoder.modules():
-        words = getattr(one, "words", None)
-        if isinstance(words, nn.Embedding):
-            set_word_vectors(words, table, known)
+    if config.own.word_vectors is not None:
+        assert isinstance(shape, SentenceShape)
+        rows, vectors = word_vectors.load_word_vectors(config.own.word_vectors, shape.vocabulary)
+        word_vectors.set_word_vectors(model.encoder, rows, vectors)
 
 
-def _encoder(config: TrainConfig, vocabulary_size: int) -> nn.Module:
-    options = config.own
+def _encoder(options: SentenceOptions, vocabulary_size: int) -> nn.Module:
+    words = options.words
     if options.encoder == "bow":
-        return BagOfWords(vocabulary_size, words=options.words)
+        return BagOfWords(vocabulary_size, words=words)
     if options.encoder == "transformer":
-        return TransformerEncoder(
-            vocabulary_size, words=options.words, max_length=options.max_length
-        )
-    return GRUEncoder(
-        vocabulary_size,
-        words=options.words,
-        units=options.units,
-        bidirectional=options.bidirectional,
-    )
+        return TransformerEncoder(vocabulary_size, words=words, max_length=options.max_length)
+    two_ways = options.bidirectional
+    return GRUEncoder(vocabulary_size, words=words, units=options.units, bidirectional=two_ways)
 
 
 def describe(config: TrainConfig, shape: AnyShape) -> str:
@@ -366,9 +286,8 @@ def steps(data: EncodedCorpus, config: TrainConfig) -> int:
     """Steps per epoch."""
     if not has_neighbors(config):
         return steps_of(data, config)
-    if len(data) < 3:  # no negative
-        return 0
-    return len(batches(len(data), config.batch_size, seed=config.seed, epoch=0))
+    enough = len(data) >= 3  # for a negative
+    return math.ceil(len(data) / config.batch_size) if enough else 0
 
 
 def indices_of(data: EncodedCorpus, config: TrainConfig, step: int) -> Tensor:
@@ -394,7 +313,7 @@ def views(
     shape: AnyShape,
     epoch: int,
     streams: Sequence[int] = VIEWS,
-) -> tuple[SentenceBatch] | tuple[SentenceView, ...]:
+) -> tuple[SentenceBatch, ...]:
     """The sentences on their device, or two views of each, as the framework takes them."""
     fetched, seed = fetched.to(indices.device), config.seed
     if not model.takes_views:
@@ -403,11 +322,10 @@ def views(
     if asked == "dropout" or (asked == "auto" and has_dropout(model.encoder)):
         numbers = indices.tolist()
         drawn = (scramble(seed, epoch, stream, *numbers) for stream in streams)
-        return tuple(SentenceView(fetched.tokens, fetched.lengths, one) for one in drawn)
+        return tuple(replace(fetched, seed=one) for one in drawn)
     share, numbering = config.own.masked, shape.vocabulary
-    return tuple(
-        masked(fetched, keys(seed, epoch, indices, stream), share, numbering) for stream in streams
-    )
+    drawn_keys = (keys(seed, epoch, indices, stream) for stream in streams)
+    return tuple(masked(fetched, one, share, numbering) for one in drawn_keys)
 
 
 def embed(run: Trained, items: Any) -> Tensor:
@@ -415,9 +333,8 @@ def embed(run: Trained, items: Any) -> Tensor:
     if isinstance(items, str):
         raise ValueError(f"expected a list of sentences, got one string; embed([{items!r}])")
     if not isinstance(items, Iterable):
-        raise ValueError(
-            f"expected a list of sentences, got {type(items).__name__} {items!r}; pass strings"
-        )
+        got = f"{type(items).__name__} {items!r}"
+        raise ValueError(f"expected a list of sentences, got {got}; pass strings")
     items = list(items)
     wrong = [item for item in items if not isinstance(item, str)]
     if wrong:
@@ -432,8 +349,8 @@ def features(run: Trained, data: EncodedCorpus) -> Features:
     A sentence without any word is left out.
     """
     found, documents = corpus_features(reader(run)[0], data)
-    labels = documents if data.topics is not None else None
-    return Features(found, data.names, labels, data.topics)
+    labels = documents if data.classes is not None else None
+    return Features(found, data.names, labels, data.classes)
 
 
 @dataclass(frozen=True)
@@ -457,9 +374,7 @@ def cut(run: Trained, source: Any, rows: int) -> Cut:
     names = corpus.names
     pieces = []
     for some in ranges(len(corpus), rows):
-        batches = [
-            corpus.batch(some.start + inner.start, len(inner))
-            for inner in ranges(len(some), ENCODED_AT_ONCE)
-        ]
-        pieces.append(SentencePiece(names[some.start : some.stop], batches, corpus.topics))
+        inner = ranges(len(some), ENCODED_AT_ONCE)
+        batches = [corpus.batch(some.start + one.start, len(one)) for one in inner]
+        pieces.append(SentencePiece(names[some.start : some.stop], batches, corpus.classes))
     return Cut(pieces, [fingerprint_of(corpus)], ())

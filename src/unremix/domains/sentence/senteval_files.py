@@ -8,6 +8,7 @@ same here.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
@@ -19,6 +20,7 @@ from unremix.console.suggestions import did_you_mean
 from unremix.files.atomic_files import read_bytes
 from unremix.files.locate import candidates
 
+FILLS = "SentEval's get_transfer_data.bash"
 BLANK = "."  # what SentEval's own examples hand to an encoder in place of an empty line
 
 BINARY = {
@@ -85,9 +87,8 @@ def canonical_name(task: str) -> str:
     name, known = ALSO.get(task, task), (*TASKS, *STS)
     if name in known:
         return name
-    raise ValueError(
-        f"expected a task among {', '.join(known)}, got {task!r}{did_you_mean(task.upper(), known)}"
-    )
+    hint = did_you_mean(task.upper(), known)
+    raise ValueError(f"expected a task among {', '.join(known)}, got {task!r}{hint}")
 
 
 def find_folder(root: str | Path) -> Path:
@@ -101,18 +102,13 @@ def find_folder(root: str | Path) -> Path:
     Raises:
         FileNotFoundError: If no folder of a task is there.
     """
-    places = [
-        start / below
-        for start in candidates(root)
-        for below in ("", "downstream", "senteval/downstream")
-    ]
+    below = ("", "downstream", "senteval/downstream")
+    places = [start / folder for start in candidates(root) for folder in below]
     for place in places:
         if any((place / task).is_dir() for task in (*TASKS, "STS")):
             return place
-    raise FileNotFoundError(
-        f"expected folders like CR and TREC in {' or '.join(map(str, places))}, found none; "
-        "name the folder 'downstream' that SentEval's get_transfer_data.bash fills"
-    )
+    looked, remedy = " or ".join(map(str, places)), f"name 'downstream', which {FILLS} fills"
+    raise FileNotFoundError(f"expected folders like CR and TREC in {looked}, found none; {remedy}")
 
 
 def read_task(folder: Path, task: str) -> Splits:
@@ -132,37 +128,28 @@ def read_task(folder: Path, task: str) -> Splits:
         return {"test": _ordered(pairs, np.float64)}
     below = folder / task
     if task in BINARY:
-        examples: list[Example] = [
-            (_clean(line), None, label)
-            for name, label in zip(BINARY[task], (1, 0), strict=True)
-            for line in _lines(below / name)
-        ]
+        positive, negative = (_lines(below / name) for name in BINARY[task])
+        examples: list[Example] = [(_clean(line), None, 1) for line in positive]
+        examples += [(_clean(line), None, 0) for line in negative]
         return {"train": _ordered(examples, np.int64)}
     form = FORMS[task]
-    return {
-        split: _ordered(_parsed(below / name, form), form.kind)
-        for split, name in form.files.items()
-    }
+    parsed = {split: _parsed(below / name, form) for split, name in form.files.items()}
+    return {split: _ordered(examples, form.kind) for split, examples in parsed.items()}
 
 
 def _lines(path: Path) -> list[str]:
     """The lines of a file; Latin-1 if they are not UTF-8."""
     if not path.is_file():
-        raise FileNotFoundError(
-            f"expected the file {path}, found none; SentEval's get_transfer_data.bash makes it"
-        )
+        raise FileNotFoundError(f"expected the file {path}, found none; {FILLS} makes it")
     data = read_bytes(path, LARGEST_FILE)
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError:
         text = data.decode("latin-1")
-    # Not str.splitlines, which also splits at characters that occur inside sentences.
-    lines = text.replace("\r\n", "\n").split("\n")
-    if lines[-1] == "":
-        del lines[-1]
-    if not lines:
+    if not text:
         raise ValueError(f"expected lines of text in {path}, got an empty file")
-    return lines
+    # Not str.splitlines, which also splits at characters that occur inside sentences.
+    return text.replace("\r\n", "\n").removesuffix("\n").split("\n")
 
 
 def _clean(sentence: str) -> str:
@@ -171,16 +158,14 @@ def _clean(sentence: str) -> str:
 
 def _ordered(examples: list[Example], kind: type) -> Examples:
     """By length of the first sentence, then of the second, then target; else as in the file."""
-    examples = sorted(
-        examples,
-        key=lambda example: (len(example[0].split()), len((example[1] or "").split()), example[2]),
-    )
-    second = [other or BLANK for _, other, _ in examples if other is not None]
-    return Examples(
-        [first or BLANK for first, _, _ in examples],
-        second or None,
-        np.array([target for _, _, target in examples], dtype=kind),
-    )
+
+    def order(example: Example) -> tuple[int, int, float]:
+        first, second, target = example
+        return len(first.split()), len((second or "").split()), target
+
+    firsts, seconds, targets = zip(*sorted(examples, key=order), strict=True)
+    pairs = [other or BLANK for other in seconds if other is not None]
+    return Examples([one or BLANK for one in firsts], pairs or None, np.array(targets, dtype=kind))
 
 
 def _trec(line: str) -> Example:
@@ -238,18 +223,15 @@ def _parsed(path: Path, form: Form) -> list[Example]:
     """The examples of a file."""
     lines = _lines(path)
     if not lines[0].startswith(form.header):
-        raise ValueError(
-            f"expected {path} to begin with a header line '{form.header} …', got {lines[0][:60]!r}"
-        )
+        header = f"a header line '{form.header} …'"
+        raise ValueError(f"expected {path} to begin with {header}, got {lines[0][:60]!r}")
     examples, first = [], int(bool(form.header))
     for number, line in enumerate(lines[first:], start=1 + first):
         try:
             examples.append(form.parse(line))
         except (ValueError, IndexError):
-            raise ValueError(
-                f"expected {form.line} in line {number} of {path}, got {line[:80]!r}; "
-                "fetch the file again, or remove the line"
-            ) from None
+            where, got = f"line {number} of {path}", f"{line[:80]!r}; fetch the file again"
+            raise ValueError(f"expected {form.line} in {where}, got {got}") from None
     if not examples:
         raise ValueError(f"expected examples in {path}, got only its header")
     return examples
@@ -265,11 +247,10 @@ def _scored_pairs(folder: Path, source: str) -> list[Example]:
             if score.strip():
                 pairs.append((_clean(first), _clean(second), float(score)))
         except (AttributeError, ValueError):
-            raise ValueError(
-                "expected two sentences, separated by a tab, and their score in line "
-                f"{number} of STS.input.{source}.txt and STS.gs.{source}.txt in {folder}, got "
-                f"{str(text)[:80]!r} and {str(score)[:20]!r}; fetch the files again"
-            ) from None
+            what = "two sentences, separated by a tab, and their score"
+            where = f"line {number} of STS.input.{source}.txt and STS.gs.{source}.txt in {folder}"
+            got = f"{str(text)[:80]!r} and {str(score)[:20]!r}; fetch the files again"
+            raise ValueError(f"expected {what} in {where}, got {got}") from None
     return pairs
 
 
@@ -282,11 +263,8 @@ def asked_folder(asked: str) -> str | None:
     Raises:
         FileNotFoundError: If a named folder holds no task.
     """
-    if asked == "none":
-        return None
-    try:
-        return str(find_folder("senteval" if asked == "auto" else asked))
-    except FileNotFoundError:
-        if asked == "auto":
-            return None
-        raise
+    if asked not in ("none", "auto"):
+        return str(find_folder(asked))
+    with suppress(FileNotFoundError):
+        return str(find_folder("senteval")) if asked == "auto" else None
+    return None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
@@ -13,21 +13,6 @@ from unremix.domains.sentence.corpus import SentenceBatch
 from unremix.domains.sentence.encoders import positions
 from unremix.domains.sentence.tokens import Numbering
 from unremix.frameworks.randomness import uniforms
-
-
-@dataclass(frozen=True)
-class SentenceView:
-    """A random view of n sentences.
-
-    Args:
-        tokens: Shape (n, L).
-        lengths: Shape (n,).
-        seed: Draws the dropout; None for none.
-    """
-
-    tokens: Tensor
-    lengths: Tensor
-    seed: int | None = None
 
 
 class SingleEncoder(nn.Module):
@@ -42,9 +27,9 @@ class SingleEncoder(nn.Module):
         self.inner = inner
         self.features: int = inner.features  # type: ignore[assignment]
 
-    def forward(self, tokens: Tensor | SentenceView, lengths: Tensor | None = None) -> Tensor:
+    def forward(self, tokens: Tensor | SentenceBatch, lengths: Tensor | None = None) -> Tensor:
         """Sentences (n, L) of lengths (n,), or a view of them, to (n, features)."""
-        if not isinstance(tokens, SentenceView):
+        if not isinstance(tokens, SentenceBatch):
             found: Tensor = self.inner(tokens, lengths)
             return found
         with _dropout(self.inner, tokens.seed, tokens.tokens.device):
@@ -72,16 +57,16 @@ def has_dropout(encoder: nn.Module) -> bool:
     return any(isinstance(one, nn.Dropout) and one.p > 0 for one in encoder.modules())
 
 
-def masked(batch: SentenceBatch, keys: Tensor, share: float, numbering: Numbering) -> SentenceView:
+def masked(batch: SentenceBatch, keys: Tensor, share: float, numbering: Numbering) -> SentenceBatch:
     """Sentences with a random share of their tokens masked, by a key for each, shape (n,).
 
     Marks of the beginning and end stay, and so does at least one token of each sentence.
     """
-    tokens, lengths = batch.tokens, batch.lengths
-    known = positions(tokens, lengths)
+    tokens = batch.tokens
+    known = positions(tokens, batch.lengths)
     marks = torch.tensor(sorted(numbering.marks), device=tokens.device)
     words = known & ~torch.isin(tokens, marks)
     drawn = uniforms(keys, tokens.shape[1])
     spared = drawn == drawn.masked_fill(~words, -1).amax(1, keepdim=True)
     chosen = words & (drawn < share) & ~spared
-    return SentenceView(tokens.masked_fill(chosen, numbering.mask), lengths)
+    return replace(batch, tokens=tokens.masked_fill(chosen, numbering.mask))

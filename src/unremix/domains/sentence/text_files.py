@@ -9,8 +9,8 @@ import io
 import re
 import zlib
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from itertools import islice, pairwise
+from collections.abc import Iterable, Iterator
+from itertools import chain, islice, pairwise
 from pathlib import Path
 from stat import S_ISREG
 from typing import Literal, TextIO, TypeAlias
@@ -18,14 +18,15 @@ from typing import Literal, TextIO, TypeAlias
 from unremix.console.suggestions import needed_for
 from unremix.domains.rows import SUFFIXES as TABLES
 from unremix.files.archives import open_maybe_packed
+from unremix.files.bounds import sound
 from unremix.files.locate import locate
 from unremix.files.walk import walk
 
 Format = Literal["auto", "lines", "prose"]
 
 ACCEPTED = (
-    "accepted are the word 'pydocs'; a .txt, .txt.gz or .gz file, a list of them or a folder of "
-    "them, with one sentence a line and blank lines between documents, or raw prose; a .csv, .tsv "
+    "accepted are the word 'pydocs'; a .txt, .txt.gz or .gz file, or a folder of them, "
+    "with one sentence a line and blank lines between documents, or raw prose; a .csv, .tsv "
     "or .jsonl file with a column of texts. A relative path is also looked up in the folder that "
     "the environment variable UNREMIX_DATA names"
 )
@@ -46,40 +47,28 @@ CUT = f"lines cut after {LONGEST:,} characters"
 EMPTY = "files without text"
 
 
-def find_files(data: str | Path | Sequence[str | Path]) -> tuple[str, list[Path]]:
+def find_files(data: str | Path) -> tuple[str, list[Path]]:
     """The name of the data and its files, in order.
 
     Args:
-        data: A file, a folder or a list of files, which keeps its order. A folder is searched with
-            its sub-folders, sorted by path, hidden files left out.
+        data: A file or a folder, which is searched with its sub-folders, sorted by path, hidden
+            files left out.
 
     Raises:
         FileNotFoundError: If something does not exist.
         ValueError: If a file has another ending, or a folder holds no text.
     """
-    if not isinstance(data, (str, Path)):
-        if not data:
-            raise ValueError(f"expected at least one file, got an empty list; {ACCEPTED}")
-        found = [find_files(item) for item in data]
-        return found[0][0], [file for _, files in found for file in files]
     path = locate(data, ACCEPTED)
     if not path.is_dir():
-        known = _is_text(path) or is_table(path)
-        if not known or not path.is_file():  # to open a pipe would wait for ever
+        if not (_is_text(path) or is_table(path)):
             raise ValueError(f"expected a text file, got {path}; {ACCEPTED}")
-        return _stem(path), [path]
-    files = sorted(
-        entry.path
-        for entry in walk(path)
-        if entry.status is not None
-        and S_ISREG(entry.status.st_mode)
-        and not entry.path.name.startswith(".")
-        and _is_text(entry.path)
-    )
+        name = re.sub(r"(\.txt|\.[ct]sv|\.jsonl)?(\.gz)?$", "", path.name, flags=re.IGNORECASE)
+        return name, [path]
+    # A pipe is left out: to open it would wait forever.
+    regular = [one.path for one in walk(path) if one.status and S_ISREG(one.status.st_mode)]
+    files = sorted(one for one in regular if _is_text(one) and not one.name.startswith("."))
     if not files:
-        raise ValueError(
-            f"expected .txt, .txt.gz or .gz files in the folder {path}, found none; {ACCEPTED}"
-        )
+        raise ValueError(f"expected .txt or .gz files in {path}, found none; {ACCEPTED}")
     return path.resolve().name, files
 
 
@@ -91,10 +80,6 @@ def is_table(path: Path) -> bool:
 def _is_text(path: Path) -> bool:
     name = path.name.lower()
     return name.endswith((".txt", ".gz")) and not name.endswith(".tar.gz")
-
-
-def _stem(path: Path) -> str:
-    return re.sub(r"(\.txt|\.[ct]sv|\.jsonl)?(\.gz)?$", "", path.name, flags=re.IGNORECASE)
 
 
 def read_lines(path: Path, trouble: Trouble, *, keep_all: bool = False) -> Iterator[str]:
@@ -111,35 +96,27 @@ def read_lines(path: Path, trouble: Trouble, *, keep_all: bool = False) -> Itera
         ValueError: If it is UTF-16, no text at all, or cannot be unpacked.
     """
     blank = True
-    try:
-        with open_maybe_packed(path, path.name.lower().endswith(".gz")) as stream:
-            start = stream.read(2)
-            if start in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
-                raise ValueError(
-                    f"expected text in UTF-8, got UTF-16 in {path}; convert it with: "
-                    "iconv -f UTF-16 -t UTF-8"
-                )
-            stream.seek(0)
-            text = io.TextIOWrapper(stream, "utf-8-sig", errors="surrogateescape")
-            for line in _bounded_lines(text, trouble, keep_all):
-                try:
-                    line.encode()
-                except UnicodeEncodeError:
-                    if "\0" in line:
-                        raise ValueError(
-                            f"expected text in UTF-8, got {path} with zero bytes, as no text "
-                            "has them; leave this file out, or unpack it first"
-                        ) from None
-                    line = line.encode(errors="surrogateescape").decode(errors="replace")
-                    trouble[NOT_UTF8] += 1
-                line = line.strip()
-                blank = blank and not line
-                yield line
-    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-        raise ValueError(
-            f"expected a whole gzip file, got {path}, which cannot be unpacked ({error}); "
-            "copy it again"
-        ) from error
+    with (
+        sound("a whole gzip file", path, "copy it again", (EOFError, gzip.BadGzipFile, zlib.error)),
+        open_maybe_packed(path, path.name.lower().endswith(".gz")) as stream,
+    ):
+        if stream.read(2) in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
+            remedy = "convert it with: iconv -f UTF-16 -t UTF-8"
+            raise ValueError(f"expected text in UTF-8, got UTF-16 in {path}; {remedy}")
+        stream.seek(0)
+        text = io.TextIOWrapper(stream, "utf-8-sig", errors="surrogateescape")
+        for line in _bounded_lines(text, trouble, keep_all):
+            try:
+                line.encode()
+            except UnicodeEncodeError:
+                if "\0" in line:
+                    got = f"{path} with zero bytes, which no text has; leave it out or unpack it"
+                    raise ValueError(f"expected text in UTF-8, got {got}") from None
+                line = line.encode(errors="surrogateescape").decode(errors="replace")
+                trouble[NOT_UTF8] += 1
+            line = line.strip()
+            blank = blank and not line
+            yield line
     if blank:
         trouble[EMPTY] += 1
 
@@ -184,9 +161,8 @@ def guess_format(lines: Iterable[str]) -> Literal["lines", "prose"]:
     kept = list(islice((line for line in lines if line), LOOK))
     inner = sum(bool(_INNER.search(line)) for line in kept)
     cased = any(_CAPITAL.search(line) for line in kept)
-    broken = sum(
-        cased and not _FINAL.search(line) and after[:1].islower() for line, after in pairwise(kept)
-    )
+    pairs = pairwise(kept if cased else [])
+    broken = sum(not _FINAL.search(line) and after[:1].islower() for line, after in pairs)
     return "prose" if max(inner, broken) > 0.3 * len(kept) else "lines"
 
 
@@ -203,15 +179,14 @@ def split_prose(lines: Iterable[str]) -> Iterator[str]:
         return filter(None, (" ".join(piece.split()) for piece in pieces))
 
     paragraph = ""
-    for line in lines:
-        if line:
-            paragraph = f"{paragraph} {line}" if paragraph else line
-            if len(paragraph) > PARAGRAPH:
-                *whole, paragraph = segment("en", paragraph)  # the last may be unfinished
-                if not whole:
-                    whole, paragraph = [paragraph], ""
-                yield from clean(whole)
-        else:
+    for line in chain(lines, [""]):
+        if not line:
             yield from clean(segment("en", paragraph))
             paragraph = ""
-    yield from clean(segment("en", paragraph))
+            continue
+        paragraph = f"{paragraph} {line}" if paragraph else line
+        if len(paragraph) > PARAGRAPH:
+            *whole, paragraph = segment("en", paragraph)  # the last may be unfinished
+            if not whole:
+                whole, paragraph = [paragraph], ""
+            yield from clean(whole)

@@ -82,10 +82,8 @@ def encode(
     if isinstance(sentences, str) or not len(sentences):
         raise ValueError(f"expected a list of sentences, got {sentences!r}")
     check_positive(max_length=max_length)
-    rows = [
-        torch.tensor(numbering.numbered(text, tokenize(text), max_length)[0] or [numbering.unknown])
-        for text in sentences
-    ]
+    found = (numbering.numbered(text, tokenize(text), max_length) for text in sentences)
+    rows = [torch.tensor(numbers or [numbering.unknown]) for numbers in found]
     lengths = torch.tensor([len(row) for row in rows])
     return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True), lengths
 
@@ -112,8 +110,8 @@ class Vocabulary:
 
     Example:
         >>> vocabulary = Vocabulary.from_counts(Counter("a rose is a rose".split()), size=2)
-        >>> vocabulary.words, vocabulary.unknown_share
-        (('<pad>', '<unk>', 'a', 'rose'), 0.2)
+        >>> vocabulary.words, vocabulary.counts
+        (('<pad>', '<unk>', 'a', 'rose'), (0, 1, 2, 2))
         >>> vocabulary.encode(["A rose by any name", "rose"])
         (tensor([[2, 3, 1, 1, 1],
                  [3, 0, 0, 0, 0]]), tensor([5, 1]))
@@ -137,10 +135,8 @@ class Vocabulary:
             counts = [0] * (len(self.words) - len(SPECIAL))
         self.counts = (0, unknown, *counts)
         if len(self.counts) != len(self.words):
-            raise ValueError(
-                f"expected a count for each of {len(self.words) - len(SPECIAL)} words, "
-                f"got {len(counts)}"
-            )
+            count = len(self.words) - len(SPECIAL)
+            raise ValueError(f"expected a count for each of {count} words, got {len(counts)}")
 
     @classmethod
     def from_counts(cls, counts: Counter[str], size: int, *, unknown: int = 0) -> Vocabulary:
@@ -158,13 +154,9 @@ class Vocabulary:
         check_positive(size=size)
         if not counts:
             raise ValueError("expected at least one word to build a vocabulary from, got none")
-        kept = sorted(counts.items(), key=lambda item: (-item[1], item[0]))[:size]
-        total = sum(counts.values())
-        return cls(
-            (word for word, _ in kept),
-            [count for _, count in kept],
-            unknown=unknown + total - sum(count for _, count in kept),
-        )
+        ordered = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
+        words, known = zip(*ordered[:size], strict=True)
+        return cls(words, known, unknown=unknown + sum(counts.values()) - sum(known))
 
     def __len__(self) -> int:
         """Rows of an embedding table: the words and the two special ones."""
@@ -176,22 +168,12 @@ class Vocabulary:
     def __hash__(self) -> int:
         return hash(self.words)
 
-    @property
-    def unknown_share(self) -> float:
-        """Share of the tokens of the text it was built from that it does not know."""
-        total = sum(self.counts)
-        return self.counts[UNKNOWN] / total if total else 0.0
-
-    def numbered(
-        self, text: str, words: list[str], most: int | None = None
-    ) -> tuple[list[int], bool]:
-        """The numbers of at most so many tokens of a sentence, and whether it has more.
+    def numbered(self, text: str, words: list[str], most: int | None = None) -> list[int]:
+        """The numbers of at most so many tokens of a sentence.
 
         Its words are handed over as well: who has a text has mostly split it before.
         """
-        find = self._number.get
-        numbers = [find(word, UNKNOWN) for word in words[:most]]
-        return numbers, most is not None and len(words) > most
+        return [self._number.get(word, UNKNOWN) for word in words[:most]]
 
     def read(self, text: str) -> list[str]:
         """The words of a sentence, unknown ones as an ellipsis."""
@@ -205,10 +187,8 @@ class Vocabulary:
 
     def save(self, path: str | Path) -> None:
         """Write one ``word<tab>count`` a line, in order, the special ones first."""
-        text = "".join(
-            f"{word}\t{count}\n" for word, count in zip(self.words, self.counts, strict=True)
-        )
-        write_text(Path(path), text)
+        pairs = zip(self.words, self.counts, strict=True)
+        write_text(Path(path), "".join(f"{word}\t{count}\n" for word, count in pairs))
 
     @classmethod
     def parse(cls, text: str, path: str | Path) -> Vocabulary:
@@ -224,8 +204,6 @@ class Vocabulary:
             if tuple(words[:2]) != SPECIAL:
                 raise ValueError
         except ValueError:
-            raise ValueError(
-                f"expected 'word<tab>count' lines in {path}, the first two of <pad> and <unk>, "
-                "got something else; remove the file to have it made again"
-            ) from None
+            what = f"'word<tab>count' lines in {path}, those of <pad> and <unk> first"
+            raise ValueError(f"expected {what}, got others; remove the file") from None
         return cls(words[2:], counts[2:], unknown=counts[UNKNOWN])

@@ -8,7 +8,6 @@ import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from copy import deepcopy
-from itertools import takewhile
 from pathlib import Path
 from typing import IO
 
@@ -20,7 +19,7 @@ from torch.nn.functional import pad
 from unremix.core.checks import check_count, check_positive
 from unremix.domains.sentence.tokens import Vocabulary, tokenize
 from unremix.files.archives import open_maybe_packed
-from unremix.files.bounds import shorten
+from unremix.files.bounds import sound
 
 INITIAL = 0.1  # bound of the uniform distribution that Quick-Thought draws its weights from
 LONGEST = 1 << 20  # bytes of a line; 300 numbers take some three thousand
@@ -41,7 +40,7 @@ def word_table(vocabulary_size: int, words: int) -> nn.Embedding:
     return table
 
 
-def load_word_vectors(path: str | Path, vocabulary: Vocabulary) -> tuple[Tensor, Tensor]:
+def load_word_vectors(path: str | Path, vocabulary: Vocabulary) -> tuple[list[int], Tensor]:
     """Read the vectors of a vocabulary's words from a text file.
 
     A line is a word and its numbers, separated by spaces, as GloVe, word2vec and fastText write
@@ -54,18 +53,14 @@ def load_word_vectors(path: str | Path, vocabulary: Vocabulary) -> tuple[Tensor,
         vocabulary: V words.
 
     Returns:
-        The vectors, float32, shape (V, d), zero for words not found; and which were found, bool,
-        shape (V,).
+        The numbers of the words found, and their vectors, float32, shape (n, d).
 
     Raises:
         ValueError: If the file holds no vectors, or none of a word of the vocabulary.
     """
     number = {word: row for row, word in enumerate(vocabulary.words) if row >= 2}
     words, vectors = _read(Path(path), lambda word: word in number)
-    rows = [number[word] for word in words]
-    table, found = torch.zeros(len(vocabulary), vectors.shape[1]), torch.zeros(len(vocabulary))
-    table[rows], found[rows] = vectors, 1
-    return table, found.bool()
+    return [number[word] for word in words], vectors
 
 
 def _read(
@@ -99,14 +94,11 @@ def _read(
             if same:
                 exact.add(word)
     if broken:
-        warnings.warn(
-            f"left out {broken} lines of {path} that hold no {size} numbers", stacklevel=3
-        )
+        said = f"left out {broken} lines of {path} that hold no {size} numbers"
+        warnings.warn(said, stacklevel=3)
     if not found:
-        raise ValueError(
-            f"expected vectors of words that are known in {path}, found none; a line is a word and "
-            "its numbers, separated by spaces"
-        )
+        remedy = "a line is a word and its numbers, separated by spaces"
+        raise ValueError(f"expected vectors of known words in {path}, found none; {remedy}")
     return list(found), torch.from_numpy(np.stack(list(found.values())))
 
 
@@ -116,50 +108,51 @@ def _lines(file: IO[bytes], path: Path) -> Iterator[bytes]:
     Raises:
         ValueError: If one is longer, or the file is damaged.
     """
-    try:
+    damaged = (EOFError, OSError, ValueError, zlib.error)
+    what = f"a word and its numbers in each line of {path}"
+    with sound(what, "a damaged file", "download it again", damaged):
         while line := file.readline(LONGEST):
             if len(line) == LONGEST:
                 raise ValueError(f"a line of {LONGEST:,} bytes or more")
             yield line
-    except (EOFError, OSError, ValueError, zlib.error) as error:
-        raise ValueError(
-            f"expected a word and its numbers in each line of {path}, got a damaged file "
-            f"({shorten(error)}); download it again"
-        ) from error
 
 
 def _size_of(line: str, path: Path) -> int:
     """How many numbers a line ends in; one word at least comes before."""
-    _, *numbers = line.split(" ")
-    size = sum(1 for _ in takewhile(_is_number, reversed(numbers)))
+    size = 0
+    with suppress(ValueError):
+        for text in reversed(line.split(" ")[1:]):
+            float(text)
+            size += 1
     if not size:
-        raise ValueError(
-            f"expected a word and its numbers in the first line of {path}, got {line[:60]!r}"
-        )
+        what = f"a word and its numbers in the first line of {path}"
+        raise ValueError(f"expected {what}, got {line[:60]!r}")
     return size
 
 
-def _is_number(text: str) -> bool:
-    with suppress(ValueError):
-        float(text)
-        return True
-    return False
+def tables_of(encoder: nn.Module) -> Iterator[tuple[nn.Module, nn.Embedding]]:
+    """The encoders in an encoder that have a table of words, and their tables."""
+    for module in encoder.modules():
+        table = getattr(module, "words", None)
+        if isinstance(table, nn.Embedding):
+            yield module, table
 
 
 @torch.no_grad()
-def set_word_vectors(table: nn.Embedding, vectors: Tensor, found: Tensor) -> None:
-    """Put the vectors (V, d) that were found (V,) into a table of words; other rows keep theirs.
+def set_word_vectors(encoder: nn.Module, rows: list[int], vectors: Tensor) -> None:
+    """Put vectors (n, d) into n rows of every table of words in an encoder; others keep theirs.
 
     Raises:
         ValueError: If the sizes differ.
     """
-    if vectors.shape != table.weight.shape:
-        raise ValueError(
-            f"expected vectors of {table.embedding_dim} numbers, got {vectors.shape[1]}; add "
-            f"--sentence.words {vectors.shape[1]}, or make the encoder with "
-            f"words={vectors.shape[1]}"
-        )
-    table.weight[found] = vectors[found].to(table.weight)
+    size = vectors.shape[1]
+    for _, table in tables_of(encoder):
+        if size != table.embedding_dim:
+            remedy = f"add --sentence.words {size}, or make the encoder with words={size}"
+            raise ValueError(
+                f"expected vectors of {table.embedding_dim} numbers, got {size}; {remedy}"
+            )
+        table.weight[rows] = vectors.to(table.weight)
 
 
 @torch.no_grad()
@@ -194,26 +187,23 @@ def expand_vocabulary(
     Reference:
         Skip-Thought Vectors (Kiros et al. 2015), Section 2.2.
     """
-    if len(table) != len(own_words) or len(big_vectors) != len(big_words):
-        raise ValueError(
-            f"expected a word for each row, got {len(table)} rows and {len(own_words)} words, "
-            f"and {len(big_vectors)} rows and {len(big_words)} words of the big table"
-        )
+    for rows, words in ((table, own_words), (big_vectors, big_words)):
+        if len(rows) != len(words):
+            got = f"{len(rows)} rows and {len(words)} words"
+            raise ValueError(f"expected a word for each row, got {got}")
     own = {word: row for row, word in enumerate(own_words) if row >= 2}
-    big: dict[str, int] = {}
-    for row, word in enumerate(big_words):
-        big.setdefault(word, row)
+    big = {word: row for row, word in reversed([*enumerate(big_words)])}
+
+    def with_one(words: list[str]) -> Tensor:
+        return pad(big_vectors[[big[word] for word in words]].double().cpu(), (0, 1), value=1.0)
+
     shared = [word for word in own if word in big]
     _check_shared(len(shared), big_vectors.shape[1])
-    known = pad(big_vectors[[big[word] for word in shared]].double(), (0, 1), value=1.0)
-    wanted = table[[own[word] for word in shared]].double()
-    mapping = torch.linalg.lstsq(known.cpu(), wanted.cpu(), driver="gelsd").solution  # (D + 1, d)
+    wanted = table[[own[word] for word in shared]].double().cpu()
+    mapping = torch.linalg.lstsq(with_one(shared), wanted, driver="gelsd").solution  # (D + 1, d)
     reserved = set(own_words)
-    new = [word for word in big if word not in reserved]
-    added = (
-        pad(big_vectors[[big[word] for word in new]].double().cpu(), (0, 1), value=1.0) @ mapping
-    )
-    return torch.cat([table, added.to(table)]), [*own_words, *new]
+    new = [word for word in dict.fromkeys(big_words) if word not in reserved]
+    return torch.cat([table, (with_one(new) @ mapping).to(table)]), [*own_words, *new]
 
 
 def check_expansion(path: str | Path, vocabulary: Vocabulary) -> int:
@@ -222,18 +212,15 @@ def check_expansion(path: str | Path, vocabulary: Vocabulary) -> int:
     Raises:
         ValueError: If it is not.
     """
-    vectors, found = load_word_vectors(path, vocabulary)
-    shared = int(found.sum())
-    _check_shared(shared, vectors.shape[1])
-    return shared
+    rows, vectors = load_word_vectors(path, vocabulary)
+    _check_shared(len(rows), vectors.shape[1])
+    return len(rows)
 
 
 def _check_shared(shared: int, size: int) -> None:
     if shared <= size:
-        raise ValueError(
-            f"expected more than {size} words in both tables, got {shared}; train with a "
-            "larger vocabulary, or take smaller vectors"
-        )
+        remedy = "train with a larger vocabulary, or take smaller vectors"
+        raise ValueError(f"expected more than {size} words in both tables, got {shared}; {remedy}")
 
 
 def expand_encoder(
@@ -257,10 +244,8 @@ def expand_encoder(
     """
     big, vectors = _read(Path(path), lambda word: tokenize(word) == [word], MOST_WORDS)
     words, larger = list(vocabulary.words), deepcopy(encoder)
-    for module in larger.modules():
-        table = getattr(module, "words", None)
-        if isinstance(table, nn.Embedding):
-            rows, words = expand_vocabulary(table.weight.detach(), vocabulary.words, vectors, big)
-            module.words = nn.Embedding.from_pretrained(rows, padding_idx=table.padding_idx)
+    for module, table in tables_of(larger):
+        rows, words = expand_vocabulary(table.weight.detach(), vocabulary.words, vectors, big)
+        module.words = nn.Embedding.from_pretrained(rows, padding_idx=table.padding_idx)
     counts = [*vocabulary.counts[2:], *[0] * (len(words) - len(vocabulary))]
     return larger, Vocabulary(words[2:], counts, unknown=vocabulary.counts[1])

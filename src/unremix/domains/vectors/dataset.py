@@ -174,8 +174,7 @@ def _classes(
     classes = [word(value) for value in values]
     if "" in classes or 2 * len(classes) > max(4, len(labels)):
         found = "rows without" if "" in classes else f"{len(classes)} in {len(labels)} rows"
-        raise ValueError(
-            f"expected the class of each row in the column {label!r}, got {found}; complete it, "
-            "name another with --vectors.label, or leave it out with --vectors.without"
-        )
+        what = f"the class of each row in the column {label!r}"
+        remedy = "complete it, name another with --vectors.label, or use --vectors.without"
+        raise ValueError(f"expected {what}, got {found}; {remedy}")
     return labels, classes

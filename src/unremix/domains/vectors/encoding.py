@@ -134,12 +134,9 @@ class VectorShape:
         Raises:
             ValueError: If a column is missing or holds something else than in training.
         """
-        for one in self.columns:
-            if one.name not in columns:
-                found = shorten(", ".join(columns), 300) + did_you_mean(one.name, columns)
-                raise ValueError(
-                    f"expected a column {one.name!r}, as in the training rows, got {found}"
-                )
+        for name in (one.name for one in self.columns if one.name not in columns):
+            got = shorten(", ".join(columns), 300) + did_you_mean(name, columns)
+            raise ValueError(f"expected a column {name!r}, as in the training rows, got {got}")
         parts = [one.encode(columns[one.name]) for one in self.columns]
         return torch.from_numpy(np.concatenate(parts, axis=1))
 
@@ -165,7 +162,5 @@ def shape_from(values: dict[str, Any]) -> VectorShape:
         check_types(one)
     finite = all(math.isfinite(one.mean) and 0 <= one.scale < math.inf for one in columns)
     if not finite or not 1 <= shape.inputs <= MOST_INPUTS:
-        raise ValueError(
-            f"expected finite columns, got {len(columns)} with {shape.inputs} features"
-        )
+        raise ValueError(f"expected finite columns, got {len(columns)} of {shape.inputs} features")
     return shape

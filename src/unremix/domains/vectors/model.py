@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,7 @@ from unremix.domains.options import TrainConfig, make_head
 from unremix.domains.vectors.dataset import VectorData, VectorSet, load_vectors
 from unremix.domains.vectors.encoding import VectorShape
 from unremix.domains.vectors.files import Columns, as_column
-from unremix.domains.vectors.views import changed
+from unremix.domains.vectors.views import add_noise, corrupt
 from unremix.files.bounds import shorten
 from unremix.files.fingerprint import fingerprint
 from unremix.frameworks.base import Framework
@@ -40,10 +40,9 @@ class MLP(nn.Module):
     def __init__(self, inputs: int, *, hidden: int, layers: int) -> None:
         super().__init__()
         self.features = hidden
-        sizes = [inputs, *[hidden] * layers]
-        self.layers = nn.Sequential(
-            *(part for a, b in pairwise(sizes) for part in (nn.Linear(a, b), nn.ReLU()))
-        )
+        pairs = pairwise([inputs, *[hidden] * layers])
+        layered = [(nn.Linear(before, after), nn.ReLU()) for before, after in pairs]
+        self.layers = nn.Sequential(*chain.from_iterable(layered))
 
     def forward(self, x: Tensor) -> Tensor:
         """Features (N, hidden) of rows (N, inputs)."""
@@ -91,14 +90,19 @@ def views(
     streams: Sequence[int] = VIEWS,
 ) -> tuple[Tensor, ...]:
     """The rows as they are, for first views, and changed, for second ones."""
-    train, places = fetched.train, indices.cpu()  # where the training rows are
-    found = (
-        changed(train, places, keys(config.seed, epoch, places, stream), shape, config.own)
-        if stream in SECOND_VIEWS
-        else train.x[places]
-        for stream in streams
-    )
-    return tuple(view.to(indices.device, model.dtype) for view in found)
+    options, train, places = config.own, fetched.train, indices.cpu()  # where the rows are
+    noisy = options.views == "noise" or (options.views == "auto" and shape.are_dimensions)
+    rows = train.x[places]
+
+    def view(stream: int) -> Tensor:
+        drawn = keys(config.seed, epoch, places, stream)
+        if stream not in SECOND_VIEWS:
+            return rows
+        if noisy:
+            return add_noise(rows, drawn, options.noise * train.spread)
+        return corrupt(rows, drawn, train.x, shape.column_of, options.corruption)
+
+    return tuple(view(stream).to(indices.device, model.dtype) for stream in streams)
 
 
 def encode(encoder: nn.Module | None, x: Tensor) -> Tensor:
@@ -138,10 +142,9 @@ def columns_of(items: Any, shape: VectorShape) -> Columns:
         by_column = items.T if isinstance(items, np.ndarray) else zip(*rows, strict=True)
         return {name: as_column(one) for name, one in zip(names, by_column, strict=True)}
     found = f"shape {items.shape}" if isinstance(items, np.ndarray) else shorten(items)
-    raise ValueError(
-        f"expected rows of {len(names)} columns ({shorten(', '.join(names), 60)}), got {found}; "
-        "pass an array (n, columns) or dictionaries; files are embedded by 'unremix embed'"
-    )
+    what = f"rows of {len(names)} columns ({shorten(', '.join(names), 60)})"
+    remedy = "pass an array (n, columns) or dictionaries; files are embedded by 'unremix embed'"
+    raise ValueError(f"expected {what}, got {found}; {remedy}")
 
 
 def parts_of(data: VectorData) -> list[VectorSet]:

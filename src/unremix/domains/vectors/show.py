@@ -41,13 +41,14 @@ def sample(run: Trained, data: VectorData, model: Framework, loss: TwoViewLoss |
     def table(item: int) -> list[tuple[str, str]]:
         return cells(data, run.shape, numbers[item])
 
+    about = (
+        f"One batch of {len(found.batch)} rows: each row as it is is an anchor, the changed views "
+        "of all others are its negatives."
+    )
     return replace(
         found,
         names=[texts[number] for number in numbers],
-        about_batch=(
-            f"One batch of {len(found.batch)} rows: each row as it is is an anchor, the changed "
-            "views of all others are its negatives."
-        ),
+        about_batch=about,
         finding="rows find their own changed view",
         images=images if is_image else None,
         table=table if train.shown is None and not run.shape.are_dimensions else None,
@@ -56,10 +57,8 @@ def sample(run: Trained, data: VectorData, model: Framework, loss: TwoViewLoss |
 
 def cells(data: VectorData, shape: VectorShape, row: int) -> list[tuple[str, str]]:
     """The first columns of a training row and their values, as a small table."""
-    found = [
-        (one.name, word(data.train.columns[one.name][row], DIGITS) or MISSING)
-        for one in shape.columns[:MOST_CELLS]
-    ]
+    names = [one.name for one in shape.columns[:MOST_CELLS]]
+    found = [(name, word(data.train.columns[name][row], DIGITS) or MISSING) for name in names]
     more = len(shape.columns) - len(found)
     return [*found, (f"{more} more", "…")] if more else found
 

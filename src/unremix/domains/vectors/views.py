@@ -5,20 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from unremix.domains.vectors.dataset import VectorSet
-from unremix.domains.vectors.encoding import VectorShape
-from unremix.domains.vectors.options import VectorOptions
 from unremix.frameworks.randomness import uniforms
-
-
-def changed(
-    train: VectorSet, indices: Tensor, keys: Tensor, shape: VectorShape, options: VectorOptions
-) -> Tensor:
-    """Training rows (N,) with random changes, shape (N, F), drawn from a key for each (N,)."""
-    rows = train.x[indices]
-    if options.views == "noise" or (options.views == "auto" and shape.are_dimensions):
-        return add_noise(rows, keys, options.noise * train.spread)
-    return corrupt(rows, keys, train.x, shape.column_of, options.corruption)
 
 
 def corrupt(rows: Tensor, keys: Tensor, train: Tensor, column_of: Tensor, share: float) -> Tensor:
