@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -51,7 +53,7 @@ def make(features: int = 4, hidden: int = 6, layers: int = 3) -> GIN:
 
 
 def run(gin: GIN, batch: GraphBatch) -> tuple[Tensor, Tensor]:
-    nodes, graphs = gin(batch.x, batch.edge_index, batch.graph, batch.num_graphs)
+    nodes, graphs = gin(batch)
     return nodes, graphs
 
 
@@ -89,7 +91,7 @@ def test_equals_pyg(features: int, training: bool) -> None:
     peer = Peer(gin).train(training)
     gin.train(training)
     x = batch.x.clone().requires_grad_()
-    nodes, graphs = gin(x, batch.edge_index, batch.graph, batch.num_graphs)
+    nodes, graphs = gin(replace(batch, x=x))
     other_x = batch.x.clone().requires_grad_()
     other = GraphBatch(other_x, batch.edge_index, batch.graph, batch.num_graphs)
     peer_nodes, peer_graphs = peer(other)
@@ -189,7 +191,7 @@ def test_without_edges_a_node_is_on_its_own() -> None:
     gin = make().eval()
     x = torch.randn(3, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     none = torch.zeros(2, 0, dtype=torch.int64)
-    nodes, graphs = gin(x, none, torch.tensor([0, 0, 1]), 2)
+    nodes, graphs = gin(GraphBatch(x, none, torch.tensor([0, 0, 1]), 2))
     expected = []
     for layer in gin.layers:
         x = layer.norm(layer.second(layer.first(x).relu()).relu())
@@ -201,7 +203,7 @@ def test_without_edges_a_node_is_on_its_own() -> None:
 
 def test_a_graph_without_nodes_is_zero() -> None:
     batch, gin = random_batch(), make()
-    graphs = gin(batch.x, batch.edge_index, batch.graph, batch.num_graphs + 1)[1]
+    graphs = gin(replace(batch, num_graphs=batch.num_graphs + 1))[1]
     assert graphs.shape == (6, 18)
     assert not graphs[-1].any()
 
@@ -222,9 +224,9 @@ def test_autocast(dtype: torch.dtype) -> None:
     batch = random_batch(undirected=True)
     gin = make(20).float()
     x = torch.randn(len(batch.x), 20, generator=torch.Generator().manual_seed(0))
-    exact, _ = gin(x, batch.edge_index, batch.graph, batch.num_graphs)
+    exact, _ = gin(replace(batch, x=x))
     with torch.autocast("cpu", dtype=dtype):
-        nodes, graphs = gin(x, batch.edge_index, batch.graph, batch.num_graphs)
+        nodes, graphs = gin(replace(batch, x=x))
     graphs.float().sum().backward()
     assert nodes.isfinite().all()
     assert graphs.isfinite().all()

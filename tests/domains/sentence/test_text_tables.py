@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import unremix
-from unremix.domains.sentence import text_tables
+from unremix.domains.sentence import text_files
 from unremix.domains.sentence.dataset import load_sentences
 
 ROWS = [
@@ -98,5 +98,5 @@ def test_a_table_of_texts_is_not_taken_for_another_kind(
     expected = f"looks like {' or '.join(kinds)} data; add --domain {' or --domain '.join(kinds)}$"
     with pytest.raises(ValueError, match=expected):
         unremix.train(data=str(path), progress=False, runs=str(tmp_path))
-    assert not text_tables.recognizes(str(write(tmp_path / f"n{suffix}", [{"text": 3, "a": 4}])))
-    assert not text_tables.recognizes(str(tmp_path / f"gone{suffix}"))
+    assert not text_files.recognizes(str(write(tmp_path / f"n{suffix}", [{"text": 3, "a": 4}])))
+    assert not text_files.recognizes(str(tmp_path / f"gone{suffix}"))

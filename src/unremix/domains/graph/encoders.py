@@ -115,7 +115,8 @@ class GIN(nn.Module):
         >>> gin.features
         96
         >>> path = torch.tensor([[0, 1, 1, 2], [1, 0, 2, 1]])  # and a fourth node, a graph alone
-        >>> nodes, graphs = gin(torch.rand(4, 5), path, torch.tensor([0, 0, 0, 1]), 2)
+        >>> batch = GraphBatch(torch.rand(4, 5), path, torch.tensor([0, 0, 0, 1]), 2)
+        >>> nodes, graphs = gin(batch)
         >>> nodes.shape, graphs.shape
         (torch.Size([4, 96]), torch.Size([2, 96]))
 
@@ -130,22 +131,14 @@ class GIN(nn.Module):
         inputs = [in_features, *[hidden] * (layers - 1)]
         self.layers = nn.ModuleList(GINLayer(size, hidden) for size in inputs)
 
-    def forward(
-        self, x: Tensor, edge_index: Tensor, graph: Tensor, num_graphs: int
-    ) -> tuple[Tensor, Tensor]:
-        """Embed nodes and graphs.
-
-        Args:
-            x: Features of the nodes, shape (n, in_features).
-            edge_index: Source and target of each edge, shape (2, E); a sum runs over sources.
-            graph: The graph of each node, from 0, shape (n,).
-            num_graphs: G.
+    def forward(self, batch: GraphBatch) -> tuple[Tensor, Tensor]:
+        """Embed the nodes and graphs of a batch.
 
         Returns:
             Nodes, shape (n, features): the layers' outputs side by side. Graphs, shape
             (G, features): the sum over the nodes of each.
         """
-        source, target = edge_index
+        x, (source, target) = batch.x, batch.edge_index
         incoming = Neighbors.of(target, source, x.shape[0])
         outgoing = Neighbors.of(source, target, x.shape[0])
         outputs = []
@@ -153,7 +146,8 @@ class GIN(nn.Module):
             x = layer(x, incoming, outgoing)
             outputs.append(x)
         nodes = torch.cat(outputs, dim=1)  # (n, features)
-        return nodes, nodes.new_zeros(num_graphs, self.features).index_add(0, graph, nodes)
+        graphs = nodes.new_zeros(batch.num_graphs, self.features)
+        return nodes, graphs.index_add(0, batch.graph, nodes)
 
 
 def _stable_order(ends: Tensor, count: int) -> Tensor:
@@ -187,8 +181,7 @@ class GraphEncoder(nn.Module):
 
     def nodes_and_graphs(self, batch: GraphBatch) -> tuple[Tensor, Tensor]:
         """Embeddings of all nodes, shape (n, F), and of the graphs, shape (G, F)."""
-        found: tuple[Tensor, Tensor]
-        found = self.gin(batch.x, batch.edge_index, batch.graph, batch.num_graphs)
+        found: tuple[Tensor, Tensor] = self.gin(batch)
         return found
 
     def forward(self, batch: GraphBatch) -> Tensor:

@@ -193,9 +193,7 @@ def hard_jsd(
     check_number("class_prior", class_prior, least=0, below=1)
     count = logits.shape[1] - 1
     if count < 1:
-        raise ValueError(
-            "expected at least one negative, got one group; use a batch of two or more"
-        )
+        raise ValueError("expected at least one negative, got one group; use a larger batch")
     own = torch.zeros_like(logits, dtype=torch.bool).scatter_(1, groups[:, None], True)
     positive = logits.gather(1, groups[:, None])[:, 0]  # (N,)
     negatives = logits.masked_fill(own, 0.0)
@@ -203,10 +201,8 @@ def hard_jsd(
     if joint is not None:
         largest = gather_rows(largest[None], joint.divided(joint.processes)).amax()
     largest = largest.clamp(min=torch.finfo(logits.dtype).tiny)
-    sign = -1.0 if fidelity == "code" else 1.0
-    exponent = sign * 2 * hardness * negatives / largest
-    if fidelity != "code":
-        exponent = exponent.masked_fill(own, -math.inf)
+    exponent = 2 * hardness * negatives / largest
+    exponent = -exponent if fidelity == "code" else exponent.masked_fill(own, -math.inf)
     shares = exponent.softmax(1)  # (N, M); 0 for the own group, but in the code
     shares = shares if similarity_gradient else shares.detach()
     mean = (shares * softplus(negatives)).sum(1)

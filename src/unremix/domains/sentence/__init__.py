@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from unremix.domains.base import Domain, Items
-from unremix.domains.sentence import measure, model, options, pretrained, show, text_tables
+from unremix.domains.sentence import measure, model, options, pretrained, show, text_files
 from unremix.domains.sentence.quickthought import QuickThought
 
 DOMAIN = Domain(
@@ -35,10 +35,10 @@ DOMAIN = Domain(
     recipes=options.RECIPES,
     frameworks={"quickthought": QuickThought},
     parts={"framework": ("simclr",)},
-    recognizes=text_tables.recognizes,
+    recognizes=text_files.recognizes,
     load=model.load,
-    holds=text_tables.holds,
-    write=text_tables.write,
+    holds=text_files.holds,
+    write=text_files.write,
     load_for=model.load_for,
     shape=model.shape_of,
     shape_from=model.shape_from,
@@ -55,7 +55,7 @@ DOMAIN = Domain(
     indices=model.indices_of,
     fetch=model.fetch,
     views=model.views,
-    reader=model.reader_and_shape,
+    reader=model.reader,
     embed=model.embed,
     features=model.features,
     cut=model.cut,

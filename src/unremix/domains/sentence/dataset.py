@@ -21,8 +21,7 @@ from typing import get_args
 from unremix.core.checks import check_choice, check_positive
 from unremix.domains.sentence import pydocs, text_files
 from unremix.domains.sentence.corpus import ABOUT, EncodedCorpus, Sentence, write_corpus
-from unremix.domains.sentence.text_files import Format, Trouble, is_table, read_lines
-from unremix.domains.sentence.text_tables import read_texts
+from unremix.domains.sentence.text_files import Format, Trouble, is_table, read_lines, read_texts
 from unremix.domains.sentence.tokens import TOKENS_VERSION, Numbering, Vocabulary, tokenize
 from unremix.files.seals import read_sealed, write_sealed
 

@@ -102,7 +102,8 @@ def evaluate(
     results, monitored = {}, {}
     protocol: dict[str, Any] = {"standard_error": "over the sentences measured; one training run"}
     for kind, network in run.encoders().items():
-        encoder, vocabulary = reader(run, network)
+        encoder, shape = reader(run, network)
+        vocabulary = shape.vocabulary
         measure = partial(_measure, encoder, data, vocabulary, config, folder, progress)
         if kind == "trained":
             results[kind], tasks = measure()

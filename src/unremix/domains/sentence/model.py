@@ -86,19 +86,12 @@ def encode_texts(
     return _embedded(encoder, read_ahead(read, order.split(ENCODED_AT_ONCE)))[order.argsort()]
 
 
-def reader(run: Trained, encoder: nn.Module | None = None) -> tuple[nn.Module, Numbering]:
-    """A run's encoder and the words it knows, further ones included where they were asked for."""
-    encoder, vocabulary = encoder or run.encoder(), run.shape.vocabulary
-    if run.config.own.expand is None:
-        return encoder, vocabulary
-    return word_vectors.expand_encoder(encoder, vocabulary, run.config.own.expand)
-
-
-def reader_and_shape(run: Trained) -> tuple[nn.Module, AnyShape]:
-    """As :func:`reader`, with the shape of the encoder in place of its words."""
-    if run.config.own.expand is None:
-        return run.encoder(), run.shape
-    encoder, words = reader(run)
+def reader(run: Trained, encoder: nn.Module | None = None) -> tuple[nn.Module, AnyShape]:
+    """A run's encoder and its shape, with further words where they were asked for."""
+    encoder, expand = encoder or run.encoder(), run.config.own.expand
+    if expand is None:
+        return encoder, run.shape
+    encoder, words = word_vectors.expand_encoder(encoder, run.shape.vocabulary, expand)
     return encoder, _shape_of(words, run.shape.single)
 
 
@@ -179,7 +172,7 @@ def load_for(run: Trained, data: str | None) -> EncodedCorpus:
     """The run's own text, or another, in the run's vocabulary."""
     config = run.config if data is None else replace(run.config, data=data, limit=None)
     runs = run.path.parent if run.path.is_dir() else user_cache()
-    return _encoded(config, runs, reader(run)[1])
+    return _encoded(config, runs, reader(run)[1].vocabulary)
 
 
 def _encoded(config: TrainConfig, runs: Path, vocabulary: Numbering | None) -> EncodedCorpus:
@@ -339,8 +332,8 @@ def embed(run: Trained, items: Any) -> Tensor:
     wrong = [item for item in items if not isinstance(item, str)]
     if wrong:
         raise ValueError(f"expected sentences, got {wrong[0]!r}; each is a string")
-    encoder, vocabulary = reader(run)
-    return encode_texts(encoder, items, vocabulary, max_length=run.config.own.length)
+    encoder, shape = reader(run)
+    return encode_texts(encoder, items, shape.vocabulary, max_length=run.config.own.length)
 
 
 def features(run: Trained, data: EncodedCorpus) -> Features:

@@ -132,7 +132,7 @@ class QuickThought(Framework):
     def read_labels(self, labels: Tensor | None) -> None:
         """Refuse a text without topics, where they are asked for; batches have the documents."""
         if self.labels_are_positives and labels is None:
-            raise ValueError("expected topics for --labels use, got a text without; leave it out")
+            raise ValueError("expected a text with topics for --labels use, got none; leave it out")
 
     def forward(self, batch: Batch) -> Tensor:
         """The loss of a batch of consecutive sentences; 0 where none has a neighbor."""

@@ -31,15 +31,15 @@ def sample(run: Trained, data: EncodedCorpus, model: Framework, loss: TwoViewLos
     """What a page shows of a run on sentences; see :class:`unremix.domains.base.Domain`."""
     if not isinstance(model, QuickThought):
 
-        def features(items: Tensor) -> Tensor:
+        def embedded(items: Tensor) -> Tensor:
             return corpus_features(run.encoder(), data)[0][items].float()
 
-        found = shown.two_view_sample(run, data, model, loss, features)
+        found = shown.two_view_sample(run, data, model, loss, embedded)
         return replace(found, read_as=_read_as(found.names, run.shape.vocabulary))
     within = min(len(data), FIRST_SENTENCES)
     passages = drawn(-(-within // PASSAGE), MOST_ITEMS // PASSAGE).tolist()
     spans = [(PASSAGE * p, min(PASSAGE, within - PASSAGE * p)) for p in passages]
-    encoder, vocabulary = reader(run)
+    encoder, shape = reader(run)
     if len(spans) * PASSAGE >= within:
         features, documents = corpus_features(encoder, data, within)
         texts = data.batch(0, within).texts
@@ -87,7 +87,7 @@ def sample(run: Trained, data: EncodedCorpus, model: Framework, loss: TwoViewLos
         loss=loss,
         logits="dot",
         passages=torch.cat([breaks.new_zeros(1), breaks]).cumsum(0),
-        read_as=_read_as([names[item] for item in batch.tolist()], vocabulary),
+        read_as=_read_as([names[item] for item in batch.tolist()], shape.vocabulary),
     )
 
 

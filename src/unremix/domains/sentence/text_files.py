@@ -1,4 +1,4 @@
-"""Text files as lines and sentences, a piece at a time."""
+"""Text files as lines and sentences, a piece at a time; texts from a column of a table."""
 
 from __future__ import annotations
 
@@ -6,19 +6,21 @@ import codecs
 import gzip
 import importlib
 import io
+import json
 import re
 import zlib
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, islice, pairwise
 from pathlib import Path
 from stat import S_ISREG
-from typing import Literal, TextIO, TypeAlias
+from typing import Any, Literal, TextIO, TypeAlias
 
 from unremix.console.suggestions import needed_for
-from unremix.domains.rows import SUFFIXES as TABLES
+from unremix.domains import rows
 from unremix.files.archives import open_maybe_packed
-from unremix.files.bounds import sound
+from unremix.files.atomic_files import write_text
+from unremix.files.bounds import shorten, sound
 from unremix.files.locate import locate
 from unremix.files.walk import walk
 
@@ -30,6 +32,9 @@ ACCEPTED = (
     "or .jsonl file with a column of texts. A relative path is also looked up in the folder that "
     "the environment variable UNREMIX_DATA names"
 )
+
+TEXTS = ("text", "sentence", "content", "body", "document", "title", "question", "abstract")
+LABELS = ("label", "labels", "topic", "target", "class", "category", "intent", "y")
 
 LONGEST = 2**20  # characters kept of a line that is a sentence, which is cut far earlier
 PARAGRAPH = 2**16  # characters of prose after which sentences are split off without a blank line
@@ -74,7 +79,7 @@ def find_files(data: str | Path) -> tuple[str, list[Path]]:
 
 def is_table(path: Path) -> bool:
     """Whether the name says that texts are in a column of a table."""
-    return path.suffix.lower() in TABLES
+    return path.suffix.lower() in rows.SUFFIXES
 
 
 def _is_text(path: Path) -> bool:
@@ -190,3 +195,62 @@ def split_prose(lines: Iterable[str]) -> Iterator[str]:
             if not whole:
                 whole, paragraph = [paragraph], ""
             yield from clean(whole)
+
+
+def read_texts(path: Path, text: str | None, label: str | None) -> Iterator[tuple[str, str | None]]:
+    """The text of each row and, if there is a column of labels, its label; stripped.
+
+    Args:
+        path: A file whose name ends in one of :data:`unremix.domains.rows.SUFFIXES`.
+        text: The column of texts; by default the first of ``TEXTS`` that there is.
+        label: The column of labels; by default the first of ``LABELS``, if there is one; empty for
+            none.
+
+    Raises:
+        ValueError: For a column that is not there, or a line that is no row.
+    """
+    columns: list[str | None] = []
+    for where, row in rows.read_rows(path):
+        columns = columns or [
+            rows.column(row, TEXTS, asked=text, what="texts (--sentence.text)", where=where),
+            rows.column(
+                row, LABELS, asked=label, what="labels (--sentence.label)", where=where,
+                needed=False,
+            ),
+        ]  # fmt: skip
+        cells = [row.get(name) for name in columns if name is not None]
+        if any(cell is None or isinstance(cell, list | dict) for cell in cells):
+            raise ValueError(
+                f"expected {' and '.join(filter(None, columns))} in {where}, got {shorten(row)}; "
+                "complete or remove it"
+            )
+        found = [str(cell).strip() for cell in cells]
+        yield found[0], found[1] if len(found) > 1 else None
+
+
+def recognizes(source: str) -> bool:
+    """Whether a path is that of a text, or of a table with a column of texts."""
+    path = Path(source)
+    if not path.is_file() or path.suffix.lower() not in rows.SUFFIXES:
+        return path.is_file() and ".txt" in path.suffixes
+    try:
+        _, first = next(rows.read_rows(path))
+    except (OSError, StopIteration, ValueError):
+        return False
+    return any(" " in str(first.get(name, "")) for name in TEXTS)
+
+
+def holds(items: Any) -> bool:
+    """Whether items in memory are texts."""
+    listed = isinstance(items, list | tuple) and len(items) > 0
+    return listed and all(isinstance(one, str) for one in items)
+
+
+def write(items: Any, classes: Sequence[Any] | None, path: Path) -> Path:
+    """Write texts in memory as JSON lines."""
+    written: list[dict[str, str]] = [{"text": text} for text in items]
+    for row, label in zip(written, classes or (), strict=False):
+        row["label"] = str(label)
+    lines = "".join(json.dumps(row) + "\n" for row in written)
+    write_text(path.with_suffix(".jsonl"), lines)
+    return path.with_suffix(".jsonl")
