@@ -133,8 +133,6 @@ def layout(edges: NDArray[np.int64], count: int) -> NDArray[np.float64]:
     centered = -0.5 * (square - square.mean(0) - square.mean(1)[:, None] + square.mean())
     values, vectors = np.linalg.eigh(centered)
     points = vectors[:, -2:] * np.sqrt(np.clip(values[-2:], 0, None))
-    if points.shape[1] < 2:
-        points = np.pad(points, ((0, 0), (0, 2 - points.shape[1])))
     # Symmetric nodes start at the same place and would never part.
     points = points + 0.05 * np.random.default_rng(0).standard_normal(points.shape)
     np.fill_diagonal(distance, 1.0)
