@@ -121,14 +121,11 @@ def evaluate(
         card["note"] = plan.notes[-1]
         return card
     store = data.train.store
-    found = {
-        **{kind: graph_features(one, store) for kind, one in run.encoders().items()},
-        "summed node features": summed_features(store),
-    }
+    found = {kind: graph_features(one, store) for kind, one in run.encoders().items()}
+    found["summed node features"] = summed_features(store)
     # What the curve of the epochs is compared with; the classifiers below are the measurement.
-    card["monitored"] = {
-        kind: asdict(leave_one_out(features, labels, config)) for kind, features in found.items()
-    }
+    monitored = {kind: leave_one_out(one, labels, config) for kind, one in found.items()}
+    card["monitored"] = {kind: asdict(one) for kind, one in monitored.items()}
     card["results"] = {}
     asked = (plan.outer, plan.inner, graph.classifiers, graph.repeats, config.seed)
     for kind, features in found.items():

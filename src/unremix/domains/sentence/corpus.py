@@ -151,9 +151,8 @@ class EncodedCorpus:
             ValueError: If the corpus does not have them all.
         """
         if count < 1 or not 0 <= start <= self.sentences - count:
-            raise ValueError(
-                f"expected a run within the {len(self)} sentences, got {count} from {start}"
-            )
+            got = f"{count} from number {start}"
+            raise ValueError(f"expected a run within the {len(self)} sentences, got {got}")
         offsets = self._read("offsets", np.int64, start, count + 1)
         kind = _token_type(len(self.vocabulary))
         flat = self._read("tokens", kind, int(offsets[0]), int(offsets[-1] - offsets[0]))

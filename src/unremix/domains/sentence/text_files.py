@@ -220,10 +220,9 @@ def read_texts(path: Path, text: str | None, label: str | None) -> Iterator[tupl
         ]  # fmt: skip
         cells = [row.get(name) for name in columns if name is not None]
         if any(cell is None or isinstance(cell, list | dict) for cell in cells):
-            raise ValueError(
-                f"expected {' and '.join(filter(None, columns))} in {where}, got {shorten(row)}; "
-                "complete or remove it"
-            )
+            what = " and ".join(filter(None, columns))
+            got = f"{shorten(row)}; complete or remove it"
+            raise ValueError(f"expected {what} in {where}, got {got}")
         found = [str(cell).strip() for cell in cells]
         yield found[0], found[1] if len(found) > 1 else None
 

@@ -149,9 +149,8 @@ def set_word_vectors(encoder: nn.Module, rows: list[int], vectors: Tensor) -> No
     for _, table in tables_of(encoder):
         if size != table.embedding_dim:
             remedy = f"add --sentence.words {size}, or make the encoder with words={size}"
-            raise ValueError(
-                f"expected vectors of {table.embedding_dim} numbers, got {size}; {remedy}"
-            )
+            what = f"vectors of {table.embedding_dim} numbers"
+            raise ValueError(f"expected {what}, got {size}; {remedy}")
         table.weight[rows] = vectors.to(table.weight)
 
 
