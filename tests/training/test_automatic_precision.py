@@ -17,7 +17,7 @@ from unremix.experiments.plan import make_job, train_command
 from unremix.training import precision
 from unremix.training.building import settled
 from unremix.training.export import export_encoder
-from unremix.training.precision import MIXED, VARIABLE, Speed, fast_precision
+from unremix.training.precision import FULL, MIXED, VARIABLE, Speed, fast_precision
 from unremix.training.run import Run
 
 BOTH = pytest.mark.parametrize("numbers", ["32-true", "bf16-mixed"])
@@ -121,6 +121,17 @@ def test_embeddings_are_in_32_bits(tmp_path: Path, numbers: str) -> None:
     assert torch.allclose(exported.embed(images), found, rtol=0, atol=0.1 * ROUNDING)
     loaded = unremix.load(run.path)
     assert torch.equal(loaded.embed(images), found)
+
+
+@pytest.mark.usefixtures("mixed")
+def test_embeddings_of_a_ready_start_are_in_32_bits(tmp_path: Path) -> None:
+    """As those of the encoder used by hand, whatever the training computed in."""
+    start = unremix.train(small(tmp_path, epochs=0, precision=FULL))
+    run = unremix.train(small(tmp_path, epochs=0, precision=MIXED, init=str(start.path), name="x"))
+    images = torch.randint(0, 256, (7, 1, 8, 8), dtype=torch.uint8)
+    assert torch.equal(run.embed(images), start.embed(images))
+    exported = unremix.load_exported(export_encoder(str(run.path), "safetensors").path)
+    assert torch.equal(exported.embed(images), start.embed(images))
 
 
 def test_a_slow_machine_embeds_in_32_bits(tmp_path: Path) -> None:

@@ -345,7 +345,9 @@ class TrainConfig:
                 return own
             if not find_domain(values["domain"]).section and hasattr(own, name):
                 return getattr(own, name)
-        raise AttributeError(f"the options of a {values.get('domain')} run have no {name!r}")
+        raise AttributeError(
+            f"the options of a run (domain {values.get('domain')}) have no {name!r}"
+        )
 
     def options(self) -> dict[str, Any]:
         """All options by name, sections as dictionaries, in the order in which commands name them.
@@ -389,6 +391,11 @@ class TrainConfig:
     def starts(self) -> bool:
         """Whether the encoder starts from weights that are not random."""
         return self.encoder is not None or find_domain(self.domain).starts_from(self) is not None
+
+    @property
+    def embeds_in(self) -> str:
+        """The precision of its embeddings: 32 bits if it did not start from random weights."""
+        return "32-true" if self.precision.endswith("mixed") and self.starts else self.precision
 
     def composition(self) -> Composition:
         """The recipe with the changes applied.

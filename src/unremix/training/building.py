@@ -139,7 +139,7 @@ def build_model(
     refuse_giant(outline_model(config, shape) if outline is None else outline, domain.sizes)
     model = _make(config, shape, gather=gather)
     domain.fill(model, config, shape)
-    embeds_in(config.precision, model.encoder, config.accelerator)
+    embeds_in(config.embeds_in, model.encoder, config.accelerator)
     return model
 
 
@@ -171,10 +171,10 @@ def settled(config: TrainConfig) -> TrainConfig:
 
 
 def embeds_in(precision: str, encoder: Model, accelerator: str = "cpu") -> Model:
-    """Let an encoder embed in the precision that it was trained in, where that is fast.
+    """Let an encoder embed in a precision, where that is fast.
 
     Args:
-        precision: Of the run; not auto.
+        precision: That of its embeddings; not auto.
         encoder: The encoder, or with the head behind it.
         accelerator: Where it computes, as in the options.
 

@@ -53,7 +53,7 @@ def export_facts(run: Run, encoder: nn.Module, shape: Any = None) -> dict[str, A
         "domain": config.domain,
         "layer": "backbone",
         "features": encoder.features,
-        "precision": config.precision,
+        "precision": config.embeds_in,
     }
     if domain.exports is not None:
         return {**facts, **domain.exports.facts(run, encoder)}

@@ -307,7 +307,7 @@ class Run:
                 f"{type(model).__name__}, which has none; use the layer 'backbone'"
             )
         whole = nn.Sequential(model.encoder, model.head).eval()
-        return embeds_in(self.config.precision, whole, self.config.accelerator)
+        return embeds_in(self.config.embeds_in, whole, self.config.accelerator)
 
     @property
     def kept(self) -> str:
