@@ -65,6 +65,7 @@ def test_columns_are_chosen_by_name_and_labels_left_out(tmp_path: Path) -> None:
         ("text,label\nHi,a\nHo,b\nHe,c\n", {}, "3 in 3 rows"),
         ("text\nHi, you\n", {}, "line 2 .*quotation marks"),
         ("text\nHi\n", {"text": "txet"}, "did you mean 'text'"),
+        ("text\nHi\n", {"format": "lines"}, r"no format for .*wrong\.csv, got 'lines'"),
     ],
 )
 def test_wrong_tables_are_named(

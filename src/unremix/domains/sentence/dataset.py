@@ -12,7 +12,7 @@ import hashlib
 import json
 import warnings
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import groupby, islice
 from pathlib import Path
@@ -98,9 +98,8 @@ class SentenceData:
             # They differ between versions of Python.
             "topics": None if self.files or not self.topics else pydocs.topics(),
             "options": options,
+            "columns": self.columns,
         }
-        if any(self.columns):
-            identity["columns"] = self.columns
         return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:16]
 
 
@@ -157,13 +156,11 @@ def load_sentences(
     if data == EMBEDDED:
         return SentenceData(EMBEDDED, (), limit=limit, topics=tuple(pydocs.topics()))
     name, files = text_files.find_files(data)
-    tables = [is_table(file) for file in files]
     formats: tuple[Format, ...] = (format,) * len(files)
-    if any(tables):
-        if not all(tables) or format != "auto":
-            got = f"{', '.join(file.name for file in files[:3])} with {format=}"
-            raise ValueError(f"expected tables alone, without a format, got {got}; split them")
-        topics, column = _topics(files, text, label)
+    if is_table(files[0]):
+        if format != "auto":
+            raise ValueError(f"expected no format for {files[0]}, got {format!r}; leave it out")
+        topics, column = _topics(files[0], text, label)
         return SentenceData(name, tuple(files), formats, limit, topics, (text, column))
     if format == "auto":
         formats = tuple(text_files.guess_format(read_lines(file, Counter())) for file in files)
@@ -171,21 +168,21 @@ def load_sentences(
 
 
 def _topics(
-    files: Sequence[Path], text: str | None, label: str | None
+    table: Path, text: str | None, label: str | None
 ) -> tuple[tuple[str, ...] | None, str | None]:
-    """The names of all labels in tables, and the column they are in.
+    """The names of all labels in a table, and the column they are in.
 
     Raises:
         ValueError: If some rows have none, or most one of their own.
     """
     wanted = "" if label == "none" else label
-    labels = Counter(found for file in files for _, found in read_texts(file, text, wanted))
+    labels = Counter(found for _, found in read_texts(table, text, wanted))
     rows, names = labels.total(), sorted(one for one in labels if one is not None)
     without = "" in labels or None in labels
     if names and (without or 2 * len(names) > max(4, rows)):
         some = "rows without" if without else f"{len(names)} in {rows} rows"
         remedy = "complete them, or name another column with --sentence.label, or none"
-        raise ValueError(f"expected a label for each text in {files[0]}, got {some}; {remedy}")
+        raise ValueError(f"expected a label for each text in {table}, got {some}; {remedy}")
     return tuple(names) or None, wanted
 
 
