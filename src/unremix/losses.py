@@ -306,10 +306,11 @@ class UnReMixOptions(WeightingOptions, LossOptions):
             check_count("sketch", self.sketch, 1, "use a number of dimensions, or None")
 
 
-def with_gradient(loss: Tensor, *embeddings: Tensor) -> Tensor:
+def with_gradient(loss: Tensor, compared: ContrastInput) -> Tensor:
     """The loss; its backward pass is an error where no gradient would reach the embeddings."""
     traced = torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active()
-    if traced or not loss.requires_grad or any(each.requires_grad for each in embeddings):
+    views = compared.anchors, compared.candidates
+    if traced or not loss.requires_grad or any(each.embeddings.requires_grad for each in views):
         return loss
 
     def refuse(_: Tensor) -> None:
@@ -368,21 +369,20 @@ class TwoViewLoss(FindsFalseNegatives):
         given: Its options, settled.
         layout: As in :class:`UnReMixOptions`.
         class_prior: τ⁺ of the debiasing.
-        further: More options for the core.
     """
 
     def __init__(
-        self, given: LossOptions, layout: Layout | None, class_prior: float | None, **further: Any
+        self, given: LossOptions, layout: Layout | None, class_prior: float | None
     ) -> None:
         rule = given.false_negatives
         super().__init__(FalseNegatives(rule) if isinstance(rule, str) else rule)
         self.gather = given.gather
         self.class_prior = class_prior or 0.0
+        names = {its.name for its in fields(Options)} & {its.name for its in fields(given)}
         self.options = Options(
             replace(given.weighting(), filter=self.false_negatives),
             InfoNCE(self.class_prior, decoupled=given.decoupled),
-            **{its.name: getattr(given, its.name) for its in fields(Computation)},
-            **further,
+            **{name: getattr(given, name) for name in names},
         )
         self.temperature = float(given.temperature)
         self.layout: Layout = check_choice("layout", layout, get_args(Layout))
@@ -762,9 +762,7 @@ class TwoViewLoss(FindsFalseNegatives):
                     f"expected a finite loss, at most {largest:.2g}, got {loss.item()} from finite "
                     "input: numbers overflow; scale the input down, or use mass='mean'"
                 )
-        return with_gradient(
-            loss, compared[0].anchors.embeddings, compared[0].candidates.embeddings
-        )
+        return with_gradient(loss, compared[0])
 
     def _examine(self, compared: ContrastInput) -> Importance:
         compared = self.settle(compared, update=False)
@@ -909,14 +907,9 @@ class UnReMixLoss(TwoViewLoss):
     def __init__(self, given: UnReMixOptions) -> None:
         given = given.settled()
         watched = watch(given.last_layer, given.projection)
-        super().__init__(
-            given,
-            given.layout,
-            given.class_prior,
-            posterior_temperature=given.posterior_temperature,
-            gradient=given.gradient,
-            bias=given.bias if watched is None else watched.bias,
-        )
+        if watched is not None:
+            given = replace(given, bias=watched.bias)
+        super().__init__(given, given.layout, given.class_prior)
         self.sketch = given.sketch
         self.last_layer = watched
         self.component_names = tuple(name_of(each) for each in given.components)
