@@ -150,3 +150,15 @@ def imported(words: str) -> set[str]:
 )
 def test_an_answer_imports_no_more_than_it_needs(words: str, unwanted: str) -> None:
     assert not imported(words) & set(unwanted.split())
+
+
+@pytest.mark.parametrize("words", [["--version"], ["train", "--help_all"]])
+def test_a_reader_that_leaves_is_no_error(words: list[str]) -> None:
+    """As with ``| head``, whether the text fits into the buffer or not."""
+    command = [sys.executable, "-m", "unremix", *words]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.close()
+        assert process.stderr.read() == b""
+    assert process.returncode == 141

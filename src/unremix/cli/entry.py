@@ -36,7 +36,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     gc.disable()  # imports make many objects and no garbage
     if sys.argv[1:2] in (["train"], ["embed"]):
         keep_freed_memory()
-    status = _answer(sys.argv[1:])
+    try:
+        status = _answer(sys.argv[1:])
+        sys.stdout.flush()
+    except BrokenPipeError:  # nobody reads on, as with `| head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        status = 141
     distributed = sys.modules.get("torch.distributed")
     if distributed is not None and distributed.is_available() and distributed.is_initialized():
         # torch's caches keep the groups of a divided model, whose threads would abort the end of
@@ -78,6 +83,8 @@ def _answer(typed: list[str]) -> int:
         return complain(f"expected a command among {known}, got {command!r}{hint}", 2)
     try:
         return _run(command, typed)
+    except BrokenPipeError:
+        raise
     except ModuleNotFoundError as error:
         if error.name is None or error.name.startswith("unremix"):
             raise
