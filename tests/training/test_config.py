@@ -17,7 +17,7 @@ from unremix.domains.image import decoding
 from unremix.domains.options import (
     TrainConfig,
     config_from_yaml,
-    config_in_words,
+    config_to_commented_yaml,
     config_to_yaml,
     make_config,
 )
@@ -300,7 +300,7 @@ def _no_shape() -> Any:
 @pytest.mark.parametrize("recipe", ["simclr", "unremix-moco", "infograph", "quickthought-unremix"])
 def test_the_file_of_a_run_shows_its_own_options_and_what_they_come_to(recipe: str) -> None:
     config = TrainConfig(recipe=recipe, epochs=3)
-    text = config_in_words(config)
+    text = config_to_commented_yaml(config)
     assert config_from_yaml(text) == config
     found = config.composition()
     assert f"temperature: null  # {found.temperature}" in text

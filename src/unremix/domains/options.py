@@ -593,13 +593,13 @@ def config_to_yaml(config: TrainConfig) -> str:
     return write_yaml(values)
 
 
-def config_in_words(config: TrainConfig) -> str:
+def config_to_commented_yaml(config: TrainConfig) -> str:
     """A configuration as YAML for people: its own sections, and what open options come to.
 
     It is read as that of :func:`config_to_yaml`, since comments say what options come to.
 
     Example:
-        >>> "temperature: null  # 0.5" in config_in_words(TrainConfig(recipe="hcl"))
+        >>> "temperature: null  # 0.5" in config_to_commented_yaml(TrainConfig(recipe="hcl"))
         True
     """
     composition = config.composition()

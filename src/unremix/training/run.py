@@ -26,7 +26,12 @@ import unremix
 from unremix.console.printing import one_line
 from unremix.console.values import LARGEST_YAML
 from unremix.domains import Domain, find_domain
-from unremix.domains.options import TrainConfig, UntrustedError, config_from_yaml, config_in_words
+from unremix.domains.options import (
+    TrainConfig,
+    UntrustedError,
+    config_from_yaml,
+    config_to_commented_yaml,
+)
 from unremix.files.atomic_files import read_text, replacing, write_text
 from unremix.frameworks.base import Framework, Projecting
 from unremix.training.adapting import blend
@@ -165,7 +170,7 @@ class Run:
 
     def write_config(self) -> None:
         """Write config.yaml."""
-        options = config_in_words(replace(self.config, resume=None))
+        options = config_to_commented_yaml(replace(self.config, resume=None))
         write_text(self.path / "config.yaml", f"{WRITER}{unremix.__version__}\n{options}")
 
     def extend(self, config: TrainConfig, *, write: bool) -> None:
