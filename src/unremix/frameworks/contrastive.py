@@ -233,6 +233,6 @@ class Contrastive(Projecting):
 
         A model that was not given the labels, such as one that is read back, shows all of them.
         """
-        (z0, h0), (z1, h1), ids = first, second, samples if self.loss.needs_ids else None
+        (z0, h0), (z1, h1), ids = first, second, samples if self.loss.takes_ids else None
         labels = None if self.labels is None else self.labels[samples]
         return self.loss.importance(z0, z1, h0, h1, ids=ids, labels=labels)

@@ -102,7 +102,7 @@ class SimCLR(Contrastive):
         (z1, h1), *first = embedded
         if self.options.needs_labels:
             return self._by_class(Views(*first[0], batch.samples), Views(z1, h1, batch.samples))
-        ids, total = batch.samples if self.loss.needs_ids else None, z1.new_zeros(())
+        ids, total = batch.samples if self.loss.takes_ids else None, z1.new_zeros(())
         if self.keeps_original:
             z0, h0 = first.pop(0)
             extra = self.further((z0, h0), batch)
