@@ -406,8 +406,8 @@ class TwoViewLoss(FindsFalseNegatives):
     @property
     def takes_ids(self) -> bool:
         """Whether a score or a rule for false negatives needs ``ids=``."""
-        remembers = self.false_negatives is not None and self.false_negatives.takes_ids
-        return remembers or self.weighting.takes_ids
+        remembers = self.false_negatives is not None and self.false_negatives.needs_ids
+        return remembers or self.weighting.needs_ids
 
     def lambdas(self) -> Tensor | None:
         """λ, one number per component, shape (K,), with gradient where it is learned."""

@@ -200,7 +200,7 @@ def test_a_component_with_a_memory_is_a_module_fed_with_ids() -> None:
 
 
 def test_a_memory_inside_a_component_is_saved_and_moved() -> None:
-    loss_fn = unremix.UnReMixLoss(components=(Component(LastSeen(8, 5), takes_ids=True),))
+    loss_fn = unremix.UnReMixLoss(components=(Component(LastSeen(8, 5), needs_ids=True),))
     assert loss_fn.state_dict()["score_modules.LastSeen.bank"].shape == (8, 5)
 
 

@@ -273,7 +273,7 @@ def test_thresholds_find_the_quantile_of_all_samples_at_any_scale() -> None:
 def make(
     rule: Any, evidence: Any, kind: type[TwoViewLoss] = unremix.UnReMixLoss, **more: Any
 ) -> TwoViewLoss:
-    samples = FalseNegatives(rule, evidence).takes_ids
+    samples = FalseNegatives(rule, evidence).needs_ids
     loss = kind(
         false_negatives=FalseNegatives(rule, evidence, 0.3, 50 if samples else None), **more
     )
@@ -410,7 +410,7 @@ def test_nothing_waits_for_the_device() -> None:
     ids = torch.empty(6, dtype=torch.long, device=device)
     for rule in RULES:
         for evidence in EVIDENCE:
-            samples = 50 if FalseNegatives(rule, evidence).takes_ids else None  # type: ignore[arg-type]
+            samples = 50 if FalseNegatives(rule, evidence).needs_ids else None  # type: ignore[arg-type]
             loss = unremix.UnReMixLoss(
                 false_negatives=FalseNegatives(rule, evidence, samples=samples),  # type: ignore[arg-type]
                 engine="eager",

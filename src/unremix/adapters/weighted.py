@@ -41,7 +41,7 @@ class AdapterOptions(losses.WeightingOptions):
         super().__post_init__()
         rule = self.false_negatives
         rule = FalseNegatives(rule) if isinstance(rule, str) else rule
-        if rule is not None and (rule.takes_ids or rule.needs_two_views):
+        if rule is not None and (rule.needs_ids or rule.needs_two_views):
             raise ValueError(
                 "expected false_negatives that need the embeddings alone, as adapters have no ids, "
                 f"got rule {rule.rule!r} on {rule.evidence!r}; use 'ring', 'rank' or 'mixture' on "

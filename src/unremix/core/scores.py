@@ -202,13 +202,13 @@ class Component:
         magnitude: Size of the terms that the score sums up: a row that varies by less than their
             rounding counts as constant. None: the size of the row's own largest value.
         needs_gradients: Whether it uses δ and h.
-        takes_ids: Whether it uses the samples' ids.
+        needs_ids: Whether it uses the samples' ids.
     """
 
     score: Score
     magnitude: float | None = None
     needs_gradients: bool = False
-    takes_ids: bool = False
+    needs_ids: bool = False
 
 
 PAPER_COMPONENTS = ("uncertainty", "similarity", "representativeness")

@@ -77,9 +77,9 @@ class Weighting:
         return any(component.needs_gradients for component in self.resolved)
 
     @property
-    def takes_ids(self) -> bool:
+    def needs_ids(self) -> bool:
         """Whether any component needs to know which samples it sees."""
-        return any(component.takes_ids for component in self.resolved)
+        return any(component.needs_ids for component in self.resolved)
 
 
 def resolve(component: str | Score | Component) -> Component:
@@ -93,7 +93,7 @@ def resolve(component: str | Score | Component) -> Component:
             f"expected components to be names or functions, got {type(component).__name__}; "
             "pass a function score(block) -> (B, M)"
         )
-    return Component(component, needs_gradients=True, takes_ids=True)
+    return Component(component, needs_gradients=True, needs_ids=True)
 
 
 def name_of(component: str | Score | Component) -> str:

@@ -56,9 +56,9 @@ class FalseNegatives:
         ValueError: For names that do not exist and numbers out of range.
 
     Example:
-        >>> FalseNegatives("ring", evidence="four-views", share=0.05).takes_ids
+        >>> FalseNegatives("ring", evidence="four-views", share=0.05).needs_ids
         False
-        >>> FalseNegatives("ring", evidence="bank", samples=50_000).takes_ids
+        >>> FalseNegatives("ring", evidence="bank", samples=50_000).needs_ids
         True
     """
 
@@ -80,7 +80,7 @@ class FalseNegatives:
         return self.evidence in ("bank", "shared-neighbors")
 
     @property
-    def takes_ids(self) -> bool:
+    def needs_ids(self) -> bool:
         """Whether it remembers something of each sample."""
         return self.needs_features or self.rule == "threshold"
 
@@ -162,7 +162,7 @@ class FindsFalseNegatives(nn.Module):
         settings = self.false_negatives
         if settings is None:
             return
-        if settings.needs_two_views or (settings.takes_ids and not ids):
+        if settings.needs_two_views or (settings.needs_ids and not ids):
             able = "'similarity', 'bank' or 'shared-neighbors'" if ids else "'similarity'"
             rules = "" if ids else "'ring', 'rank' or 'mixture' and "
             raise ValueError(
@@ -220,7 +220,7 @@ class FindsFalseNegatives(nn.Module):
         if settings is None or views.descriptors is not None:
             return views
         self.check_evidence("given anchors and candidates", ids=True)
-        if settings.takes_ids and views.ids is None:
+        if settings.needs_ids and views.ids is None:
             raise ValueError(
                 f"expected ids= for false_negatives={settings.rule!r} on evidence "
                 f"{settings.evidence!r}, which remember each sample, got none; pass their numbers"
