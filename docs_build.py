@@ -76,6 +76,29 @@ def _link(role: re.Match[str], where: griffe.Object) -> str:
     return f'<autoref identifier="{path}{rest}" optional><code>{text}</code></autoref>'
 
 
+# A paragraph of lines such as "L_i = -log( e^{s_ip/τ} / (e^{s_ip/τ} + Σ_j e^{s_ij/τ}) )".
+EQUATIONS = re.compile(r"(?:\A|(?<=\n\n))(?:L\w*|w_\w+) = [^\n]+(?:\n\w+ = [^\n]+)*(?=\n\n|\Z)")
+TO_LATEX = {
+    r"-log\( (.+?) / \((.+)\) \)": r"-\\log \\frac{\1}{\2}",
+    r"_([A-Za-z]{2,})": r"_{\1}",
+    r"Σ": r"\\sum",
+    r" in (Pos|Neg)\(i\)": r" \\in \\mathrm{\1}(i)",
+    r"1/(N|n_i)(?= )": r"\\frac{1}{\1}",
+    r"⁺": "^{+}",
+    r"⁻": "^{-}",
+}
+
+
+def _typeset(paragraph: re.Match[str]) -> str:
+    """The equations of a docstring as a block of the language math."""
+    lines = paragraph[0].splitlines()
+    for pattern, latex in TO_LATEX.items():
+        lines = [re.sub(pattern, latex, line) for line in lines]
+    lines = [re.sub(r"^(\S+) = ", r"\1 &= ", line) for line in lines]
+    source = r" \\ ".join(lines)
+    return f"```math\n\\begin{{align*}} {source} \\end{{align*}}\n```"
+
+
 class Docstrings(griffe.Extension):
     """Rewrites docstrings before they are parsed."""
 
@@ -83,8 +106,17 @@ class Docstrings(griffe.Extension):
         """Rewrite the docstring of a module, class, function or attribute."""
         if obj.docstring is None:
             return
-        text = ROLE.sub(lambda role: _link(role, obj), obj.docstring.value)
+        text = EQUATIONS.sub(_typeset, obj.docstring.value)
+        text = ROLE.sub(lambda role: _link(role, obj), text)
         # The arguments of a dataclass whose own constructor takes them all by ``**options``.
         if obj.is_class and "dataclass" in obj.labels and "__init__" in obj.members:
             text = re.sub(r"^Args:$", "Attributes:", text, count=1, flags=re.MULTILINE)
-        obj.docstring.value = text
+        # Only a section of this name has its doctests shown as code.
+        obj.docstring.value = re.sub(r"^Example:$", "Examples:", text, flags=re.MULTILINE)
+
+    def on_function(self, *, func: griffe.Function, **_: object) -> None:
+        """Show the options of a constructor that takes them by name as they are passed."""
+        takes_names = any(str(each.value).startswith("accepts(") for each in func.decorators)
+        if takes_names and "given" in func.parameters:
+            options = func.parameters["given"]
+            options.name, options.kind = "options", griffe.ParameterKind.var_keyword

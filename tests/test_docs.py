@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import ast
+import inspect
 import re
 import runpy
 import shlex
 import textwrap
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -18,6 +20,7 @@ from torch import nn
 import unremix
 from unremix.cli.commands import SUMMARIES
 from unremix.cli.parser import parse
+from unremix.core.objectives import InfoNCE, JensenShannon
 from unremix.experiments.paper import comparison, illustration, in_a_batch, over_epochs
 from unremix.experiments.paper.catalog import EXPERIMENTS
 
@@ -217,3 +220,12 @@ def test_code_named_beside_the_papers_tables_exists() -> None:
         assert cells[1].strip("`").removeprefix("reproduce ") in EXPERIMENTS
         for code in re.findall(r"`(\w+)`", cells[2]):
             assert any(hasattr(module, code) for module in modules)
+
+
+@pytest.mark.parametrize("of", [unremix.UnReMixLoss, unremix.InfoNCELoss, InfoNCE, JensenShannon])
+def test_equations_of_docstrings_are_typeset(of: type) -> None:
+    build = SimpleNamespace(**runpy.run_path(str(ROOT / "docs_build.py")))
+    text = build.EQUATIONS.sub(build._typeset, inspect.getdoc(of) or "")
+    (source,) = re.findall(r"```math\n(.*?)\n```", text, re.DOTALL)
+    assert "<msub>" in build.equation(source)
+    assert "Σ" not in source

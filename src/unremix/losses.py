@@ -879,7 +879,7 @@ class HCLLoss(TwoViewLoss):
 class UnReMixLoss(TwoViewLoss):
     """Negatives weighted by uncertainty, similarity and representativeness.
 
-    L_i = -log( e^{s_ip/τ} / (e^{s_ip/τ} + Σ_j w_ij e^{s_ij/τ}) ),
+    L_i = -log( e^{s_ip/τ} / (e^{s_ip/τ} + Σ_j w_ij e^{s_ij/τ}) )
     w_ij = λ_u U_ij + λ_s S_ij + λ_r R_ij
 
     Its options are those of :class:`UnReMixOptions`. The mix is a parameter: move the loss to the

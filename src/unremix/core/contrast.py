@@ -38,7 +38,9 @@ def contrast(
 ) -> Tensor:
     """The mean over anchors of a contrastive loss with weighted negatives.
 
-    L = 1/N Σ_i -log( e^{s_ip/τ} / (e^{s_ip/τ} + Σ_{j in Neg(i)} w_ij e^{s_ij/τ}) ) for InfoNCE.
+    For the objective InfoNCE and one positive of each anchor, this is
+
+    L = 1/N Σ_i -log( e^{s_ip/τ} / (e^{s_ip/τ} + Σ_{j in Neg(i)} w_ij e^{s_ij/τ}) )
 
     Args:
         comparison: Anchors, candidates, and which are positives and negatives.

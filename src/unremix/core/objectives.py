@@ -23,7 +23,9 @@ def softplus(x: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class InfoNCE:
-    """L_i = Σ_p π_p · -log( e^{l_p} / (e^{l_p} + Σ_j w_ij e^{l_ij}) ), l the logits.
+    """InfoNCE with weighted negatives; l are the logits, π_p the shares of an anchor's positives.
+
+    L_i = Σ_p π_p · -log( e^{l_p} / (e^{l_p} + Σ_j w_ij e^{l_ij}) )
 
     Args:
         class_prior: τ⁺, the share of negatives that are truly positives; the sum over the negatives
@@ -128,9 +130,11 @@ class InfoNCE:
 
 @dataclass(frozen=True)
 class JensenShannon:
-    """L_i = 1/n_i Σ_j w_ij E⁻(x_ij) - Σ_p π_p E⁺(x_ip), x the logits.
+    """The Jensen-Shannon estimate with weighted negatives; x are the logits.
 
-    E⁺(x) = log 2 - softplus(-x) and E⁻(x) = softplus(x) - log 2.
+    L_i = 1/n_i Σ_j w_ij E⁻(x_ij) - Σ_p π_p E⁺(x_ip)
+
+    E⁺(x) is log 2 - softplus(-x), and E⁻(x) is softplus(x) - log 2.
     """
 
     def sum_negatives(self, logits: Tensor, weights: Tensor, negatives: Tensor) -> Tensor:

@@ -16,9 +16,9 @@ from unremix.experiments.tables import Grid, Measure, TableRow
 from unremix.report.figures import Bars, bar_chart
 
 HOW = (
-    "In percent: mean ± standard deviation over seeds. The paper's figures stand below ours where "
-    "it has them; they come from its own scale, and from its own data where these are named in "
-    "brackets. They are subtracted only where the test samples are the same. Differences pair "
+    "In percent: mean ± standard deviation over seeds. The paper's numbers, where it has them, "
+    "stand below ours. They come from its own scale and, if a data set is named in brackets, from "
+    "that data set. They are subtracted only if the test samples are the same. Differences pair "
     "equal seeds, which share initial weights and the order of the data: mean [95 % interval by "
     "Student's t], not corrected for multiple comparisons."
 )
