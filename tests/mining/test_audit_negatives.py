@@ -67,6 +67,12 @@ def test_equals_plain_loops(window: int, at_once: int, monkeypatch: pytest.Monke
     assert "false negatives" in str(found)
 
 
+@pytest.mark.parametrize("rows", [np.arange(19), np.arange(20) + 131, np.arange(20.0)])
+def test_own_rows_that_are_none_are_refused(rows: Any) -> None:
+    with pytest.raises(ValueError, match="expected anchor_rows"):
+        audit_negatives(**problem() | {"anchor_rows": rows})
+
+
 def test_judgements_say_the_same_as_labels() -> None:
     given = problem()
     by_label = audit_negatives(**given)

@@ -11,7 +11,7 @@ import torch
 from unremix.audit import matched_rates
 from unremix.mining.embeddings import Floats, open_embeddings, unit_rows
 from unremix.mining.filters import forbidden_rows
-from unremix.mining.pairs import as_lists
+from unremix.mining.pairs import as_lists, own_rows
 
 ANCHORS_AT_ONCE = 64
 
@@ -104,8 +104,7 @@ def audit_negatives(
         )
     known = as_lists(positives, size, total)
     judged = None if relevant is None else as_lists(relevant, size, total)
-    own = np.full(size, -1) if anchor_rows is None else np.asarray(anchor_rows)
-    never, _ = forbidden_rows(known, own, None, None, total)
+    never, _ = forbidden_rows(known, own_rows(anchor_rows, size, total), None, None, total)
     units = unit_rows(rows)
     twin = torch.arange(total + 1)
     by_anchor = []

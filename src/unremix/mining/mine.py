@@ -22,7 +22,14 @@ from unremix.files.seals import is_sealed, write_sealed
 from unremix.mining.embeddings import Floats, Integers, digest_of, open_embeddings, unit_rows
 from unremix.mining.filters import REASONS, forbidden_rows, highest_similarity
 from unremix.mining.index import GROWTH, Advance, Allowed, Index, Kind, make_index
-from unremix.mining.pairs import Lists, Rescoring, ScorePairs, as_lists, similarity_of_pairs
+from unremix.mining.pairs import (
+    Lists,
+    Rescoring,
+    ScorePairs,
+    as_lists,
+    own_rows,
+    similarity_of_pairs,
+)
 from unremix.mining.selection import choose_greedily, choose_largest, pool_scores
 
 Sampling = Literal["importance", "top", "random"]
@@ -257,7 +264,9 @@ def mine_hard_negatives(
             )
         rescoring = Rescoring(cross_encoder, anchor_texts, corpus_texts)
     known = as_lists(positives, size, total)
-    own = _own_rows(anchor_rows, size, total, same)
+    if anchor_rows is None and same:
+        anchor_rows = np.arange(size)
+    own = own_rows(anchor_rows, size, total)
     units = unit_rows(queries)
     if rescoring is None:
         positive = known.least(similarity_of_pairs(units, rows, known))
@@ -345,23 +354,6 @@ def _checked_mix(
             f"{LARGEST_SHARE:g}, got {tuple(mix)}; scale it: only the ratios of shares matter"
         )
     return shares
-
-
-def _own_rows(anchor_rows: Any, anchors: int, corpus: int, same: bool) -> Integers:
-    if anchor_rows is None:
-        return np.arange(anchors) if same else np.full(anchors, -1, dtype=np.int64)
-    own = np.asarray(anchor_rows)
-    if own.shape != (anchors,) or own.dtype.kind not in "iu":
-        raise ValueError(
-            f"expected anchor_rows as {anchors} whole numbers, got {own.dtype} of shape "
-            f"{own.shape}; -1 for an anchor that the corpus does not hold"
-        )
-    if own.min() < -1 or own.max() >= corpus:
-        raise ValueError(
-            f"expected anchor_rows among -1 … {corpus - 1}, got {own.min()} to {own.max()}; "
-            "number the corpus from 0"
-        )
-    return own.astype(np.int64)
 
 
 @dataclass(frozen=True)

@@ -96,6 +96,28 @@ def as_lists(positives: Any, anchors: int, corpus: int) -> Lists:
     return Lists.of(lists)
 
 
+def own_rows(anchor_rows: Any, anchors: int, corpus: int) -> Integers:
+    """The anchors' own rows, shape (A,), -1 for none; ``anchor_rows`` as given, None for no row.
+
+    Raises:
+        ValueError: If they are not A, or not rows of the corpus.
+    """
+    if anchor_rows is None:
+        return np.full(anchors, -1, dtype=np.int64)
+    own = np.asarray(anchor_rows)
+    if own.shape != (anchors,) or own.dtype.kind not in "iu":
+        raise ValueError(
+            f"expected anchor_rows as {anchors} whole numbers, got {own.dtype} of shape "
+            f"{own.shape}; -1 for an anchor that the corpus does not hold"
+        )
+    if own.min() < -1 or own.max() >= corpus:
+        raise ValueError(
+            f"expected anchor_rows among -1 … {corpus - 1}, got {own.min()} to {own.max()}; "
+            "number the corpus from 0"
+        )
+    return own.astype(np.int64)
+
+
 def similarity_of_pairs(anchors: Floats, corpus: NDArray[Any], pairs: Lists) -> Floats:
     """The similarity of the anchor and the row of each pair, shape (n,).
 
