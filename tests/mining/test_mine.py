@@ -128,6 +128,13 @@ def test_what_must_not_be_returned_is_not(sampling: Any, kind: Any) -> None:
         pool=190,
         max_score=0.8,
     )
+    if kind == "exact":
+        given = {"anchor_texts": np.array(questions), "corpus_texts": np.array(texts)}
+        options: dict[str, Any] = {"sampling": sampling, "pool": 190, "max_score": 0.8}
+        arrays = mine_hard_negatives(
+            anchors, corpus, positives, 5, anchor_rows=own, **given, **options
+        )
+        assert (arrays.indices == mined.indices).all()
     f, rows = unit(anchors), unit(corpus)
     for number, found in enumerate(mined.indices):
         assert (found >= 0).all()

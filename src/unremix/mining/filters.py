@@ -99,7 +99,8 @@ def forbidden_rows(
     if corpus_texts is not None:
         known = np.concatenate([reasons["positive"], reasons["own_row"]]).tolist()
         texts = {(pair // corpus, text_key(corpus_texts[pair % corpus])) for pair in known}
-        texts |= {(anchor, text_key(text)) for anchor, text in enumerate(anchor_texts or ())}
+        if anchor_texts is not None:
+            texts |= {(anchor, text_key(text)) for anchor, text in enumerate(anchor_texts)}
         rows_of: dict[str, list[int]] = {key: [] for _, key in texts}
         for row, text in enumerate(corpus_texts):
             if (key := text_key(text)) in rows_of:
