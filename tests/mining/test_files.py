@@ -22,6 +22,18 @@ from unremix.mining.files import Collection, read_pairs, write_rows
 from unremix.training.embedding import _write_csv, _write_parquet
 
 
+def test_parquet_columns_that_are_not_wanted_are_not_converted(tmp_path: Path) -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    table = pyarrow.table({"embeddings": ["x", "y"], "labels": [1, 2]})
+    parquet.write_table(table, tmp_path / "x.parquet")
+    assert read_columns(tmp_path / "x.parquet", ["labels"])["labels"].tolist() == [1, 2]
+    with pytest.raises(
+        ValueError, match=r"expected an array .names. in .*, got embeddings, labels"
+    ):
+        read_columns(tmp_path / "x.parquet", ["names"])
+
+
 @pytest.fixture
 def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """Eight questions and sixty documents, the first eight of which answer them."""

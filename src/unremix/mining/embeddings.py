@@ -105,7 +105,7 @@ def read_columns(
     what = f"embeddings as 'unremix embed' or NumPy writes them in {name}"
     with sound(what, "a damaged file", "write it again", alien=True):  # whatever libraries raise
         if parts or path.suffix == ".parquet":
-            found = _parquet_columns(name, _complete_parts(name, parts) or [path])
+            found = _parquet_columns(name, _complete_parts(name, parts) or [path], wanted)
         elif path.suffix == ".npz":
             found = _npz_arrays(path, wanted)
         else:
@@ -188,8 +188,10 @@ def _data_start(path: Path, info: zipfile.ZipInfo) -> int:
     return info.header_offset + 30 + name + extra
 
 
-def _parquet_columns(source: str, paths: Sequence[Path]) -> dict[str, NDArray[Any]]:
-    """The columns of some parquet files in turn, which are called ``source`` in messages."""
+def _parquet_columns(
+    source: str, paths: Sequence[Path], wanted: list[str] | None
+) -> dict[str, NDArray[Any]]:
+    """The wanted columns of some parquet files in turn, called ``source`` in messages."""
     with needed_for("a .parquet file", "use another kind of file"):
         import pyarrow.parquet
     for path in paths:
@@ -205,8 +207,9 @@ def _parquet_columns(source: str, paths: Sequence[Path]) -> dict[str, NDArray[An
         pyarrow.parquet.read_table(path, page_checksum_verification=True, read_dictionary=texts)
         for path in paths
     )
+    _check_present(source, wanted, table.column_names)
     found: dict[str, NDArray[Any]] = {}
-    for name in table.column_names:
+    for name in wanted or table.column_names:
         column = table[name].combine_chunks()
         if name == KEY:
             if not (types.is_list(column.type) or types.is_fixed_size_list(column.type)):
