@@ -161,7 +161,8 @@ class ExactIndex:
             if (least == -np.inf).sum() * WIDTH >= rows.size:  # too little yet: the block's largest
                 last = torch.from_numpy(products).topk(min(count, WIDTH), dim=1).values[:, -1]
                 least = np.nextafter(last.numpy(), -np.inf, dtype=np.float32)
-            query, column = np.nonzero(products > least[:, None])
+            # On a matrix nonzero takes ten times as long.
+            query, column = np.divmod(np.flatnonzero(products > least[:, None]), WIDTH)
             waiting.append((query, start + column, products[query, column]))
             if stop == total or sum(len(query) for query, *_ in waiting) >= rows.size:
                 _merge(rows, similarity, waiting)
