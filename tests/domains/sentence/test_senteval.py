@@ -201,6 +201,12 @@ def test_similarity_of_pairs(tmp_path: Path) -> None:
     assert measured["spearman"]["value"] == pytest.approx(spearmanr(cosines, scores)[0])
     assert measured["pearson"]["value"] == pytest.approx(pearsonr(cosines, scores)[0])
     assert found["protocol"].keys() == {*found["protocol"]} - {"nested", "test", "sick"}
+    for source in ("FNWN", "headlines", "OnWN"):
+        write(below / f"STS.gs.{source}.txt", [""] * 9)
+    with pytest.raises(
+        ValueError, match=r"expected pairs with scores in .*STS13-en-test, got none"
+    ):
+        evaluate(encode, tmp_path, ["STS13"])
     write(below / "STS.gs.OnWN.txt", ["1"] * 8)
     with pytest.raises(ValueError, match=r"line 9 of STS\.input\.OnWN\.txt"):
         evaluate(encode, tmp_path, ["STS13"])

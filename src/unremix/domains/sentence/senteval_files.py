@@ -125,6 +125,8 @@ def read_task(folder: Path, task: str) -> Splits:
     if task in STS:
         below = folder / "STS" / f"{task}-en-test"
         pairs = [pair for source in STS[task] for pair in _scored_pairs(below, source)]
+        if not pairs:
+            raise ValueError(f"expected pairs with scores in {below}, got none; fetch it again")
         return {"test": _ordered(pairs, np.float64)}
     below = folder / task
     if task in BINARY:
