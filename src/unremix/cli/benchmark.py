@@ -41,6 +41,8 @@ def time_loss(loss_fn: TwoViewLoss, pairs: int, device: str) -> dict[str, Any]:
     for name, width in (("z0", FEATURES), ("z1", FEATURES), ("h0", HIDDEN), ("h1", HIDDEN)):
         names[name] = torch.randn(pairs, width, device=device, requires_grad=name[0] == "z")
     call, threads = "loss_fn(z0, z1, h0, h1).backward()", torch.get_num_threads()
+    if device == "mps":  # for which the timers of older versions do not wait
+        call += "; torch.mps.synchronize()"
     took = Timer(call, globals=names, num_threads=threads).blocked_autorange(min_run_time=SECONDS)
     memory = torch.cuda.max_memory_allocated() if device == "cuda" else None
     found = {"loss": type(loss_fn).__name__, "pairs": pairs, "ms": 1000 * took.median}
