@@ -257,6 +257,9 @@ def evaluate(folder: str | Path, data: str | None = None, *, trust: bool = False
 
     Raises:
         BlockingIOError: If the run is being trained.
+
+    Example:
+        ``unremix.evaluate("runs/photos", data="other")["results"]["trained"]["knn"]``
     """
     run = Run(folder, trust=trust)
     with locked(run.path):

@@ -56,6 +56,9 @@ def splits_of(name: str, arrays: Mapping[str, NDArray[Any]], *, limit: int | Non
         arrays: Samples (n, ...), and their classes (n,) as numbers or text.
         limit: At most so many samples of each split, drawn with a fixed seed.
 
+    Returns:
+        The splits, with names of the classes where there are labels.
+
     Raises:
         ValueError: If there are no samples, numbers are not finite, or classes are not one each.
 

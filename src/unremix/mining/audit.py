@@ -80,6 +80,9 @@ def audit_negatives(
         anchor_rows: The anchors' own rows, shape (A,), -1 for none.
         window: Rows on either side.
 
+    Returns:
+        The rate of false negatives, beside that of the rows that they are compared with.
+
     Raises:
         ValueError: If shapes do not fit, or neither judgements nor labels are given.
 

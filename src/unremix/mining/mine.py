@@ -197,6 +197,9 @@ def mine_hard_negatives(
         each: Mines the blocks elsewhere, such as
             :func:`unremix.cluster.mining.mine_on_ray`; here by default, one after the other.
 
+    Returns:
+        The chosen rows, shape (A, k), their scores, and how many rows each rule left out.
+
     Raises:
         ValueError: If shapes do not fit, or an option is out of range.
 

@@ -138,6 +138,9 @@ def classify(
         domain: What kind of data it is, if neither the run nor the encoder's name says so.
         trust: Whether code may run that the run's folder names.
 
+    Returns:
+        The predictions, with their probabilities, the accuracy, and what to label next.
+
     Raises:
         FileNotFoundError: If a file is not there.
         ValueError: For labels of items that do not exist or stand twice, of a single class, or of
