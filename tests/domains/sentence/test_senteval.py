@@ -201,8 +201,8 @@ def test_similarity_of_pairs(tmp_path: Path) -> None:
     assert measured["spearman"]["value"] == pytest.approx(spearmanr(cosines, scores)[0])
     assert measured["pearson"]["value"] == pytest.approx(pearsonr(cosines, scores)[0])
     assert found["protocol"].keys() == {*found["protocol"]} - {"nested", "test", "sick"}
-    for source in ("FNWN", "headlines", "OnWN"):
-        write(below / f"STS.gs.{source}.txt", [""] * 9)
+    for source, count in (("FNWN", 12), ("headlines", 15), ("OnWN", 9)):
+        write(below / f"STS.gs.{source}.txt", [""] * count)
     with pytest.raises(
         ValueError, match=r"expected pairs with scores in .*STS13-en-test, got none"
     ):
