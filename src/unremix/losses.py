@@ -26,7 +26,7 @@ from unremix.core.checks import (
     check_views,
     checks_on,
 )
-from unremix.core.contrast import Importance, contrast, importance_of
+from unremix.core.contrast import Importance, contrast, contrast_both_ways, importance_of
 from unremix.core.gather import (
     JointBatch,
     find_joint_batch,
@@ -61,6 +61,7 @@ L = TypeVar("L", bound="LossOptions")
 W = TypeVar("W", bound="WeightingOptions")
 
 FORGOTTEN_AFTER = 100  # calls in which the mix of a training moves
+WORTH_SHARING = 64  # pairs, from which on the directions of a symmetric loss share what they can
 LARGEST_LOGIT_SCALE = 100.0  # 1/τ of a learned temperature, as in CLIP
 
 
@@ -747,12 +748,14 @@ class TwoViewLoss(FindsFalseNegatives):
     ) -> Tensor:
         """The mean loss of comparisons; an error if it, or its gradient at the mix, overflows."""
         mix, temperature = self.learned(temperature)
-        losses = []
-        for each in compared:
-            each = self.settle(each, update=self.training)
-            if extra is not None:
-                each = replace(each, extra=self._ready(extra))
-            losses.append(contrast(each, options, temperature=temperature, mix=mix))
+        settled = [self.settle(each, update=self.training) for each in compared]
+        if extra is not None:
+            settled = [replace(each, extra=self._ready(extra)) for each in settled]
+        if len(settled) == 2 and _are_opposite(*settled):
+            forth, back = settled
+            losses = contrast_both_ways(forth, back, options, temperature=temperature, mix=mix)
+        else:
+            losses = [contrast(each, options, temperature=temperature, mix=mix) for each in settled]
         loss = torch.stack(losses).mean()
         if checks_on(options.check, loss):
             dtypes = {loss.dtype, *(each.dtype for each in self.parameters())}
@@ -822,6 +825,15 @@ class TwoViewLoss(FindsFalseNegatives):
                 withdraw()
             raise
         return first, second
+
+
+def _are_opposite(forth: ContrastInput, back: ContrastInput) -> bool:
+    """Whether, of two directions of one layout, each has the other's anchors as candidates.
+
+    What they share saves nothing in a small batch, whose products round otherwise when transposed.
+    """
+    same = back.anchors is forth.candidates and back.candidates is forth.anchors
+    return same and forth.joint is None and forth.pairs.num_anchors >= WORTH_SHARING
 
 
 class InfoNCELoss(TwoViewLoss):

@@ -286,6 +286,8 @@ class UnReMixLoss(CachedLossMixin, Weighted, nn.Module):
             Documents of column 1 + k are numbered from k times ``step`` on; a candidate with the
             number of an anchor's sample is not its negative.
             """
+            offsets = [max(column - 1, 0) * step for column in columns]
+            own_places = [k * total + ids[here] for k, offset in enumerate(offsets) if offset == 0]
             excluded = None
             if texts is not None:  # a text equal to the positive, or of an equal query
                 keys = [
@@ -298,8 +300,9 @@ class UnReMixLoss(CachedLossMixin, Weighted, nn.Module):
                 positives=ids[here, None],  # in the first of the columns
                 shares=torch.ones(count, 1, device=ids.device),
                 anchor_ids=ids[here, None],
-                candidate_ids=torch.cat([ids + max(c - 1, 0) * step for c in columns]),
+                candidate_ids=torch.cat([ids + offset for offset in offsets]),
                 excluded=excluded,
+                non_negatives=torch.stack(own_places, dim=1) if excluded is None else None,
             )
             return ContrastInput(own[anchors], stack(*(everything[c] for c in columns)), pairs)
 
@@ -370,7 +373,7 @@ class UnReMixLoss(CachedLossMixin, Weighted, nn.Module):
         pairs, first = forth.pairs, torch.arange(forth.pairs.num_candidates)[None] < in_batch
         first = first.to(pairs.candidate_ids.device)  # (1, M)
         excluded = first if pairs.excluded is None else first | pairs.excluded
-        mined = replace(forth, pairs=replace(pairs, excluded=excluded))
+        mined = replace(forth, pairs=replace(pairs, excluded=excluded, non_negatives=None))
         sums, logits = weighted_negatives(self.weighted, mined, logits=self.logits)
         unweighted = torch.where(pairs.negatives() & first, logits, -torch.inf).logsumexp(1)
         return self._mean(joint, pairs, logits, sums, unweighted)

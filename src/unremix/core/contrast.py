@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from unremix.core.checks import check_temperature, check_views, checks_on, to_device_of
-from unremix.core.engines import BlockEngine, eager, find_engine
+from unremix.core.engines import BlockEngine, eager, find_engine, native
 from unremix.core.engines.eager import rows_loss
 from unremix.core.gather import mean_count
 from unremix.core.pairs import EVERYTHING, ContrastInput
@@ -71,6 +71,45 @@ def contrast(
     Reference:
         UnReMix, Eq. 1 and Algorithm 1.
     """
+    return _contrast(comparison, options, temperature, mix)[0]
+
+
+def contrast_both_ways(
+    forth: ContrastInput,
+    back: ContrastInput,
+    options: Options,
+    *,
+    temperature: Tensor | float = 0.5,
+    mix: Tensor | None = None,
+) -> list[Tensor]:
+    """The losses of anchors against candidates, and of these candidates against these anchors.
+
+    Positives and negatives are the same in both directions, so that δ and small similarities are
+    computed once. Equal to two calls of :func:`contrast`, whose arguments these are.
+    """
+    there, problem = _contrast(forth, options, temperature, mix, keep=True)
+    return [there, _contrast(back, options, temperature, mix, opposite=problem)[0]]
+
+
+def _contrast(
+    comparison: ContrastInput,
+    options: Options,
+    temperature: Tensor | float,
+    mix: Tensor | None,
+    *,
+    keep: bool = False,
+    opposite: Problem | None = None,
+) -> tuple[Tensor, Problem]:
+    """What :func:`contrast` returns, and the problem.
+
+    Args:
+        comparison: As there, and so the next three.
+        options: How.
+        temperature: τ.
+        mix: λ.
+        keep: Whether the problem is wanted for the opposite direction.
+        opposite: The problem of that direction, where it is known.
+    """
     check_views(comparison.anchors, comparison.candidates)
     check_shapes(comparison, options)
     like, pairs, joint = comparison.anchors.embeddings, comparison.pairs, comparison.joint
@@ -82,8 +121,13 @@ def contrast(
         check_pairs(comparison)
     with full_precision(like.device):
         lambdas = mix_or_equal(mix, options.weighting, like)
-        engine = find_engine(options, like, comparison.extra is not None, temperature)
-        problem, vectors = make_problem(comparison, options, temperature, engine)
+        engine = find_engine(options, like, comparison.extra is not None)
+        if opposite is None:
+            problem, vectors = make_problem(comparison, options, temperature, engine)
+        else:
+            problem, vectors = _turned(opposite, comparison)
+        if keep and engine is native.ENGINE:
+            problem = problem.with_small_similarity()
         if torch.compiler.is_compiling():
             total, weightless = _traced(problem, *vectors, lambdas, temperature)
         elif torch._C._are_functorch_transforms_active():  # torch.func.grad: all anchors at once
@@ -108,7 +152,7 @@ def contrast(
             "negatives contribute nothing; mass='mean' or another scaling avoids this",
             stacklevel=3,
         )
-    return total
+    return total, problem
 
 
 def make_problem(
@@ -133,6 +177,21 @@ def make_problem(
     if options.logits == "dot":
         return problem, (anchors.embeddings, candidates.embeddings)
     return problem, (units, other_units)
+
+
+def _turned(problem: Problem, comparison: ContrastInput) -> tuple[Problem, tuple[Tensor, Tensor]]:
+    """As :func:`make_problem`, of a comparison whose opposite direction has this problem."""
+    known, anchors, candidates = problem.similarity, comparison.anchors, comparison.candidates
+    turned = replace(
+        problem,
+        pairs=comparison.pairs,
+        anchors=problem.candidates,
+        candidates=problem.anchors,
+        similarity=None if known is None else known.T.contiguous(),
+    )
+    if problem.options.logits == "dot":
+        return turned, (anchors.embeddings, candidates.embeddings)
+    return turned, (describe(anchors)[0], describe(candidates)[0])
 
 
 class _Blockwise(torch.autograd.Function):

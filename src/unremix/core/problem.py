@@ -156,6 +156,12 @@ class Problem:
             width += self.extra.units.shape[1]
         return blocks(count, width, self.options.tile, self.anchors.units.device)
 
+    def with_small_similarity(self) -> Problem:
+        """The same with f · f of all, where these fit into one block; they are kept with it."""
+        if self.similarity is not None or self.extra is not None or len(list(self.blocks())) != 1:
+            return self
+        return replace(self, similarity=self.anchors.units @ self.candidates.units.T)
+
     def compare(self, anchors: Tensor, candidates: Tensor) -> tuple[Tensor, Block]:
         """The logits before the division by τ, shape (N, M), and what scores are computed from.
 
@@ -167,7 +173,10 @@ class Problem:
         own = None if extra is None else extra.units
         by_z, scored = self.options.logits == "dot", weighting.components or weighting.filter
         longer = extra.units * extra.lengths[..., None] if by_z and extra is not None else own
-        logits = inner_products(anchors, candidates, longer)
+        if self.similarity is None or by_z or torch.is_grad_enabled():
+            logits = inner_products(anchors, candidates, longer)
+        else:  # known, and nothing differentiates it
+            logits = self.similarity
         if not (by_z and scored):
             similarity = logits
         elif weighting.similarity_gradient:
@@ -271,8 +280,8 @@ def with_output_gradients(
     candidates = anchors if shared else _at_last_layer(comparison.candidates, problem.candidates)
     there = replace(problem, anchors=anchors, candidates=candidates)
     posteriors = Posteriors(there, temperature, engine)
-    if problem.extra is None and len(list(problem.blocks())) == 1:  # small enough to keep
-        there = replace(there, similarity=anchors.units @ candidates.units.T)
+    there = there.with_small_similarity()
+    if there.similarity is not None:
         posteriors = replace(posteriors, known=replace(posteriors, problem=there).logits())
     extra = None if problem.extra is None else problem.extra.units
     delta = others = posteriors.derive(anchors, candidates.units, posteriors.of_anchors, extra)

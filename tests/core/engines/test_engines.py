@@ -46,7 +46,83 @@ def test_auto_takes_native_where_it_serves() -> None:
     assert find_engine(Options(MIXED), like.to(torch.bfloat16)).name == "eager"
     assert find_engine(Options(MIXED), torch.zeros(1, device="meta")).name == "eager"
     assert find_engine(Options(MIXED), like, extra=True).name == "eager"
-    assert find_engine(Options(MIXED), like, temperature=torch.ones(())).name == "eager"
+
+
+TEMPERATURES = [torch.tensor(0.2), torch.tensor([0.2], dtype=torch.float64), torch.tensor([[0.2]])]
+
+
+@needed
+@pytest.mark.parametrize("temperature", TEMPERATURES, ids=["0", "1 double", "2"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("layout", ["both", "one-way", "symmetric"])
+@pytest.mark.parametrize("further", [{}, {"class_prior": 0.4}, {"components": ()}], ids=str)
+def test_native_differentiates_the_temperature(
+    temperature: Tensor, dtype: torch.dtype, layout: Any, further: dict[str, Any]
+) -> None:
+    torch.manual_seed(0)
+    views = [torch.randn(9, 5).to(dtype).requires_grad_() for _ in range(2)]
+    if dtype == torch.float64 and temperature.dim() < 2:
+        temperature = temperature.double()
+    temperature = temperature.detach().requires_grad_()
+    found = []
+    for engine in ("eager", "native"):
+        for tile in ("auto", 4):
+            loss_fn = UnReMixLoss(layout=layout, engine=engine, tile=tile, **further)
+            loss = loss_fn(*views, temperature=temperature)
+            inputs = [*views, *(each for each in loss_fn.parameters() if each.numel()), temperature]
+            found.append([loss, *torch.autograd.grad(loss, inputs)])
+    tolerance = 1e-4 if dtype == torch.float32 else 1e-12
+    if temperature.dim() == 2:
+        tolerance = max(tolerance, 1e-6)  # it is in float32
+    for others in found[1:]:
+        for one, other in zip(found[0], others, strict=True):
+            assert one.dtype == other.dtype or one is found[0][0]
+            torch.testing.assert_close(
+                one, other, rtol=tolerance, atol=tolerance, check_dtype=False
+            )
+
+
+@needed
+def test_native_differentiates_the_temperature_alone() -> None:
+    views = torch.randn(2, 6, 5, generator=torch.Generator().manual_seed(0)).double()
+    pairs = Pairs.membership(torch.arange(6) % 3, 3)
+    for further in ({}, {"logits": "dot", "objective": "jsd"}):
+        slopes = []
+        for engine in ("eager", "native"):
+            temperature = torch.tensor(0.5, dtype=torch.float64, requires_grad=True)
+            loss_fn = InfoNCELoss(engine=engine)
+            known = Views(views[0].clone().requires_grad_()), Views(views[1, :3])
+            loss = loss_fn.against(*known, pairs, temperature=temperature, **further)
+            slopes.append(torch.autograd.grad(loss, temperature)[0])
+        torch.testing.assert_close(*slopes)
+
+
+@pytest.mark.parametrize("engine", ["auto", "eager"])
+@pytest.mark.parametrize("further", [{}, {"gradient": "nt-xent"}, {"components": ()}], ids=str)
+@pytest.mark.parametrize("labeled", [False, True])
+def test_symmetric_is_the_mean_of_both_directions(
+    engine: Any, further: dict[str, Any], labeled: bool
+) -> None:
+    """What one direction computes for the other is what the other would compute itself."""
+    torch.manual_seed(0)
+    views = [torch.randn(70, 24).double().requires_grad_() for _ in range(2)]
+    inputs = [torch.randn(70, 9).double() for _ in range(2)]
+    labels = torch.arange(70) % 7 if labeled else None
+    for tile in ("auto", 32):
+        both, one_way = (
+            UnReMixLoss(layout=layout, engine=engine, tile=tile, **further).double()
+            for layout in ("symmetric", "one-way")
+        )
+        there = one_way(*views, *inputs, labels=labels)
+        back = one_way(*views[::-1], *inputs[::-1], labels=labels)
+        results = []
+        for loss_fn, loss in (
+            (both, both(*views, *inputs, labels=labels)),
+            (one_way, (there + back) / 2),
+        ):
+            own = [each for each in loss_fn.parameters() if each.numel()]
+            results.append([loss, *torch.autograd.grad(loss, [*views, *own])])
+        torch.testing.assert_close(*results, rtol=1e-12, atol=1e-13)
 
 
 @pytest.mark.parametrize("temperature", [0.5, torch.tensor(0.5)])

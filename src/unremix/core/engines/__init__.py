@@ -28,9 +28,7 @@ __all__ = ["BlockEngine", "engine_report", "find_engine"]
 VARIABLE = "UNREMIX_ENGINE"
 
 
-def find_engine(
-    options: Options, like: Tensor, extra: bool = False, temperature: Tensor | float = 1.0
-) -> BlockEngine:
+def find_engine(options: Options, like: Tensor, extra: bool = False) -> BlockEngine:
     """The engine for a loss.
 
     ``options.engine`` decides, then the environment variable ``UNREMIX_ENGINE``. ``auto`` takes
@@ -41,7 +39,6 @@ def find_engine(
         options: Of the loss.
         like: A tensor of the device and dtype at work.
         extra: Whether anchors have extra negatives.
-        temperature: Of the loss.
 
     Raises:
         ValueError: If ``engine='native'`` was asked for and cannot serve.
@@ -52,7 +49,7 @@ def find_engine(
     if name == "auto":
         name = check_choice(VARIABLE, os.environ.get(VARIABLE, "auto"), get_args(EngineName))
     if name in ("auto", "native"):
-        refusal = native.refusal(options, like, extra, temperature)
+        refusal = native.refusal(options, like, extra)
         if refusal is None:
             return native.ENGINE
         if options.engine == "native":

@@ -28,16 +28,13 @@ from unremix.core.weights import raw_scores
 MOST_COMPONENTS = 8  # of a mix; as in the source
 
 
-def refusal(
-    options: Options, like: Tensor, extra: bool = False, temperature: Tensor | float = 1.0
-) -> str | None:
+def refusal(options: Options, like: Tensor, extra: bool = False) -> str | None:
     """Why this engine does not serve such a loss; None if it does."""
     weighting, mixed = options.weighting, len(options.weighting.components)
     scaled = weighting.scaling == "minmax" and weighting.sharpness is None
     reasons = {
         f"it runs on the CPU, not on {like.device.type}": like.device.type != "cpu",
         "it does not serve anchors with extra negatives": extra,
-        "it does not serve a temperature that is a tensor": isinstance(temperature, Tensor),
         "it does not serve gradient through the weights": mixed and weighting.similarity_gradient,
         "it serves uniform weights and mixes with scaling='minmax'": mixed and not scaled,
         "it does not serve false_negatives": weighting.filter is not None,
@@ -49,32 +46,40 @@ def refusal(
 def evaluate(tensors: Sequence[Any], wanted: Sequence[bool], problem: Problem) -> Evaluated:
     """As :func:`unremix.core.engines.eager.evaluate`; see :func:`refusal` for what is served."""
     anchors, candidates, mix, temperature = tensors
+    if isinstance(temperature, Tensor):
+        temperature = temperature.reshape(())  # of any dtype: it promotes none
     pairs, options = problem.pairs, problem.options
     unscaled, block = problem.compare(anchors, candidates)  # (B, M)
     scores = [score.contiguous() for score in raw_scores(block, options.weighting)]
     sums, slopes, total, by_mix = sweep(
-        scores, block.negatives, mix, unscaled, temperature, options, differentiate=wanted[2]
+        scores, block.negatives, mix, unscaled, float(temperature), options, differentiate=wanted[2]
     )
     count = block.count[:, 0]
     weightless = ((total == 0) & (count > 0)).sum()
     positives = unscaled.gather(1, pairs.positives) / temperature
     shares = pairs.normalized_shares(unscaled.dtype)
     # What is left concerns a few numbers per anchor: autograd differentiates it.
-    few, differentiate = (sums, positives), any(wanted)
+    least_logit, differentiate = -1 / temperature, any(wanted)
+    few = [sums, positives, least_logit] if wanted[3] else [sums, positives]
     with torch.set_grad_enabled(differentiate):
         for each in few:
             each.requires_grad_(differentiate)
-        losses = options.objective.against_positives(*few, shares, count, -1 / temperature)
+        losses = options.objective.against_positives(sums, positives, shares, count, least_logit)
         loss = losses.sum()
     if not differentiate:
         return loss, weightless, (None, None, None, None)
-    by_sums, by_positives = torch.autograd.grad(loss, few)
+    by_sums, by_positives, *by_least = torch.autograd.grad(loss, few, materialize_grads=True)
     by_logits = slopes.mul_(by_sums[:, None]).scatter_add_(1, pairs.positives, by_positives)
+    by_anchors = (by_logits @ candidates).div_(temperature) if wanted[0] or wanted[3] else None
+    by_temperature = None
+    if by_anchors is not None and wanted[3]:  # every logit is a · c / τ, and the least one -1 / τ
+        by_temperature = (by_least[0] / temperature - (by_anchors * anchors).sum()) / temperature
+        by_temperature = by_temperature.view_as(tensors[3])
     gradients = (
-        (by_logits @ candidates).div_(temperature) if wanted[0] else None,
+        by_anchors if wanted[0] else None,
         (by_logits.T @ anchors).div_(temperature) if wanted[1] else None,
         by_sums @ by_mix if wanted[2] else None,
-        None,
+        by_temperature,
     )
     return loss.detach(), weightless, gradients
 
