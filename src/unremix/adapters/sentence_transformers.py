@@ -6,6 +6,7 @@ import hashlib
 import json
 import math
 import warnings
+import weakref
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, fields, replace
 from inspect import get_annotations
@@ -35,9 +36,12 @@ from unremix.core.pairs import ContrastInput, Pairs
 from unremix.core.precision import at_least_float32
 from unremix.core.problem import Logits
 from unremix.core.views import Views, stack
+from unremix.files.bounds import check_torch, sound
 from unremix.losses import accepts
 
 with needed_for("sentence_transformers"):
+    from safetensors import safe_open
+    from safetensors.torch import save_file
     from sentence_transformers import SentenceTransformer
     from sentence_transformers.base.losses.gradcache import CachedLossMixin
     from sentence_transformers.base.losses.merged_forward import embed_columns
@@ -52,7 +56,8 @@ from unremix.adapters.sentence_mining import mine_hard_negatives as mine_hard_ne
 
 Direction = Literal["query_to_doc", "query_to_query", "doc_to_query", "doc_to_doc"]
 PartitionMode = Literal["joint", "per_direction"]
-LOSS_FILE = "unremix_loss.pt"  # in a checkpoint's folder
+LOSS_FILE = "unremix_loss.safetensors"  # in a checkpoint's folder
+OLD_LOSS_FILE = "unremix_loss.pt"  # an archive of torch, which earlier versions wrote
 
 
 @dataclass(frozen=True)
@@ -183,6 +188,11 @@ class UnReMixLoss(CachedLossMixin, Weighted, nn.Module):
             for its in fields(AdapterOptions)
             if its.name != "mix" and getattr(options, its.name) != its.default
         }
+        # Whether the mix has been used to train, or is the initial one while the model's weights
+        # were loaded: so a training resumes whose checkpoint also holds the mix.
+        self._begun, self._lacks_mix = False, False
+        if any(each.requires_grad for each in self.weighted.parameters()):
+            self.model.register_load_state_dict_post_hook(_Notice(self))
         self._own_gradients: list[tuple[Tensor, Tensor]] = []
         self._texts: list[Tensor] | None = None  # a number of each text, by column
 
@@ -202,6 +212,8 @@ class UnReMixLoss(CachedLossMixin, Weighted, nn.Module):
             sentence_features: The tokens of each column: anchors, positives, hard negatives.
             labels: With ``use_labels`` the class of each pair, shape (N,); else unused.
         """
+        if self.training and torch.is_grad_enabled():
+            self._begin()
         sentence_features = list(sentence_features)
         if self.duplicates == "exclude":
             self._texts = [_numbered(each) for each in sentence_features]
@@ -219,6 +231,17 @@ class UnReMixLoss(CachedLossMixin, Weighted, nn.Module):
             loss = loss + (own - own.detach()).to(loss)
         self._own_gradients = []
         return loss
+
+    def _begin(self) -> None:
+        """Refuse to go on from a checkpoint without its mix."""
+        if self._lacks_mix:
+            raise ValueError(
+                "expected the callback of UnReMixLoss where training goes on from a checkpoint, "
+                "got weights of the model alone, so that the mix would start again; pass "
+                "callbacks=[loss.callback()] to the trainer, or, if nothing is resumed, make the "
+                "loss after the weights are loaded"
+            )
+        self._begun = True
 
     def calculate_loss(
         self, reps: list[list[Tensor]], labels: Tensor | None = None, *, with_backward: bool = False
@@ -461,10 +484,12 @@ class MixCallback(TrainerCallback):
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Restore what a checkpoint holds, if training resumes from one."""
+        for loss in self.losses.values():
+            loss._lacks_mix = False
         if state.global_step == 0:
             return
         # The trainer does not say from which checkpoint; it is known by its step and its history.
-        path = self._folder(args, state) / LOSS_FILE
+        path = _mix_file(self._folder(args, state))
         known = path.with_name(TRAINER_STATE_NAME)
         history = json.loads(known.read_text())["log_history"] if known.is_file() else None
         if not path.is_file() or history != state.log_history:
@@ -475,7 +500,7 @@ class MixCallback(TrainerCallback):
                 stacklevel=2,
             )
             return
-        kept = torch.load(path, map_location="cpu", weights_only=True)
+        kept = _read_mix(path)
         if missing_names := self.losses.keys() - kept.keys():
             raise ValueError(
                 f"expected the mix of {sorted(missing_names)} in {path}, got that of "
@@ -489,7 +514,7 @@ class MixCallback(TrainerCallback):
         folder = self._folder(args, state)
         if state.is_world_process_zero and folder.is_dir():
             kept = {name: loss.weighted.state_dict() for name, loss in self.losses.items()}
-            torch.save(kept, folder / LOSS_FILE)
+            _write_mix(kept, folder / LOSS_FILE)
 
     def on_log(
         self,
@@ -528,6 +553,59 @@ class MixCallback(TrainerCallback):
     @staticmethod
     def _folder(args: Any, state: Any) -> Path:
         return Path(args.output_dir) / f"checkpoint-{state.global_step}"
+
+
+class _Notice:
+    """Notes that weights were loaded into the model of a loss that has not trained yet.
+
+    A copy of the model, in another process perhaps, has nobody to tell.
+    """
+
+    def __init__(self, loss: UnReMixLoss | None) -> None:
+        self.loss = None if loss is None else weakref.ref(loss)
+
+    def __call__(self, model: nn.Module, keys: Any) -> None:
+        loss = None if self.loss is None else self.loss()
+        if loss is not None:
+            loss._lacks_mix = not loss._begun
+
+    def __reduce__(self) -> tuple[type[_Notice], tuple[None]]:
+        return _Notice, (None,)
+
+
+def _mix_file(folder: Path) -> Path:
+    """What holds the mix in a checkpoint's folder, whichever version wrote it."""
+    old, new = folder / OLD_LOSS_FILE, folder / LOSS_FILE
+    return old if old.is_file() and not new.is_file() else new
+
+
+def _write_mix(kept: dict[str, dict[str, Tensor]], path: Path) -> None:
+    """Write the state of each loss, by its name; JSON says whose tensor has which number."""
+    tensors = [tensor for state in kept.values() for tensor in state.values()]
+    places = iter(range(len(tensors)))
+    names = {name: {key: str(next(places)) for key in state} for name, state in kept.items()}
+    numbered = {str(place): each.cpu().contiguous() for place, each in enumerate(tensors)}
+    whole = path.with_name(f".{path.name}")
+    save_file(numbered, whole, metadata={"names": json.dumps(names)})
+    whole.replace(path)  # whole, or as before
+
+
+def _read_mix(path: Path) -> dict[str, dict[str, Tensor]]:
+    """The state of each loss, by its name."""
+    remedy = "resume from another checkpoint, or remove this file to start from the initial mix"
+    with sound("the mix of a training", path, remedy):
+        if path.name == OLD_LOSS_FILE:
+            check_torch()
+            old: dict[str, dict[str, Tensor]] = torch.load(
+                path, map_location="cpu", weights_only=True
+            )
+            return old
+        with safe_open(path, framework="pt") as file:
+            names = json.loads(file.metadata()["names"])
+            return {
+                name: {key: file.get_tensor(place).clone() for key, place in state.items()}
+                for name, state in names.items()
+            }
 
 
 def _linear_part(layer: nn.Module | None) -> nn.Module | None:
