@@ -182,7 +182,8 @@ def audit(importance: Importance, labels: Tensor, k: int = 10) -> Audit:
     _, labels = labels.unique(return_inverse=True)
     same = (labels[:, None] == labels[None, :]) & negatives  # (A, C)
 
-    # Equal weights stand in the order of the batch; non-negatives come first, then last.
+    # Equal weights stand in the order of the batch. Non-negatives come first where weights ascend
+    # (deciles), and last where they descend (the top k).
     heaviness = weights.masked_fill(~negatives, -torch.inf)
     order = heaviness.argsort(dim=1, stable=True)
     count = negatives.sum(1)

@@ -95,9 +95,8 @@ def write_explore(source: Source, output: str | Path | None = None) -> tuple[Pat
     units = normalize(torch.nan_to_num(sample.features.float()))[0]
     neighbors = torch.from_numpy(stored.arrays["neighbors"].astype("int64"))
     cosines = torch.from_numpy(stored.arrays["cosines"])
-    labels = (
-        None if stored.about["labels"] is None else sample.labels
-    )  # a class alone shows nothing
+    # A class alone shows nothing.
+    labels = None if stored.about["labels"] is None else sample.labels
     found = find_clusters(units.numpy(), min(MOST_CLUSTERS, usual_clusters(len(units))))
     names = [stored.about["classes"][label] for label in stored.about["labels"] or ()]
     clusters = [
