@@ -1,4 +1,4 @@
-"""The adapters for lightly and pytorch-metric-learning on two processes against one."""
+"""The adapters on two processes against one: lightly, pytorch-metric-learning, PyG."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 import torchvision_operators  # noqa: F401, before the libraries, in spawned processes too
 from torch import Tensor, nn
+from torch_geometric.data import Data
 
-from unremix.adapters import lightly, metric_learning
+import unremix
+from unremix.adapters import lightly, metric_learning, pyg
 
 LABELS = torch.tensor([[0, 1, 1, 0], [2, 1, 0, 2]])
 MIXED = {"mix": "learned", "scaling": "zscore-exp"}
@@ -34,6 +36,29 @@ def found(loss: Tensor, loss_fn: nn.Module, views: list[Tensor]) -> list[Tensor]
     return [loss.detach(), *torch.autograd.grad(loss, [*views, *own], allow_unused=True)]
 
 
+class Alone(nn.Module):
+    """An encoder for which nodes have no neighbors."""
+
+    def forward(self, x: Tensor, edges: Tensor) -> Tensor:
+        return x.sin()
+
+
+def graph_contrast(nodes: Tensor, *, gather: bool) -> list[Tensor]:
+    """GRACE on nodes, with its views as they are."""
+    torch.manual_seed(5)
+    head = nn.Linear(5, 3).double()
+    loss_fn = unremix.UnReMixLoss(last_layer=head, gather=gather, scaling="zscore-exp").double()
+    model = pyg.GraphContrast(Alone(), head, loss_fn).eval()
+    loss = model(Data(x=nodes, edge_index=torch.zeros(2, 0, dtype=torch.int64)))
+    return found(loss, loss_fn, [nodes])
+
+
+def masked(views: list[Tensor]) -> list[Tensor]:
+    """The loss in PyGCL's call."""
+    loss_fn = pyg.UnReMixLoss(**MIXED).double()
+    return found(loss_fn(*views, torch.eye(len(views[0]))), loss_fn, views)
+
+
 def run(rank: int, folder: str) -> None:
     from pytorch_metric_learning.utils.distributed import DistributedLossWrapper
 
@@ -53,6 +78,8 @@ def run(rank: int, folder: str) -> None:
         report[f"metric learning, {efficient}"] = found(
             wrapped(views[0], LABELS[rank]) / 2, loss_fn, views[:1]
         )
+    report["graphs"] = graph_contrast(views[0], gather=True)
+    report["masks"] = masked(views)
     torch.save(report, Path(folder) / f"{rank}.pt")
     dist.barrier()
     dist.destroy_process_group()
@@ -107,3 +134,24 @@ def test_metric_learning(reports: list[dict[str, list[Tensor]]], efficient: bool
     mean = sum(each[0] * count for each, count in zip(ours, counts, strict=True)) / sum(counts)
     torch.testing.assert_close(mean, loss)
     torch.testing.assert_close(ours[0][2], ours[1][2])
+
+
+def test_graph_contrast_with_a_loss_that_gathers(reports: list[dict[str, list[Tensor]]]) -> None:
+    nodes = joint()[0]
+    loss, of_nodes, of_mix = graph_contrast(nodes, gather=False)
+    ours = [report["graphs"] for report in reports]
+    torch.testing.assert_close((ours[0][0] + ours[1][0]) / 2, loss)
+    for each, half in zip(ours, of_nodes.chunk(2), strict=True):
+        torch.testing.assert_close(each[1] / 2, half)
+        torch.testing.assert_close(each[2], of_mix)
+
+
+def test_masks_compare_samples_of_their_own_process(
+    reports: list[dict[str, list[Tensor]]],
+) -> None:
+    """PyGCL's call does not gather; the mix has one gradient, the mean over processes."""
+    alone = [masked(batch(rank)) for rank in range(2)]
+    mean = (alone[0][-1] + alone[1][-1]) / 2
+    for report, expected in zip(reports, alone, strict=True):
+        torch.testing.assert_close(report["masks"][:-1], expected[:-1])
+        torch.testing.assert_close(report["masks"][-1], mean)
