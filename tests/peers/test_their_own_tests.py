@@ -31,8 +31,8 @@ LEFT_OUT = {
         for name in ("test_cmnrl", "test_gradcache", "test_merged_forward")
     },
     "pytorch-metric-learning": {
-        "tests/losses/test_cross_batch_memory.py": "tests the memory, for minutes, and fails with "
-        "the library's own loss; test_metric_learning.py here compares both losses in a memory",
+        "tests/losses/test_cross_batch_memory.py": "tests the memory, for minutes; one test "
+        "fails with the library's own loss too; test_metric_learning.py here compares both in it",
     },
     "open_clip": {"tests/test_loss.py": "tests only how features are gathered"},
 }
