@@ -194,7 +194,7 @@ def test_anchors_without_negatives_contribute_nothing(batch: Batch) -> None:
         (np.array(list("abcdefgh")), "got strings; number them"),
         (torch.zeros(3, dtype=torch.int64), r"of shape \(8,\), .* got \(3,\)"),
         (torch.zeros(8), "integers, got torch.float32"),
-        (torch.full((8,), -2), "at least 0, or -1 .* got -2"),
+        (torch.full((8,), -2), "from 0, or -1 .* got -2"),
     ],
 )
 def test_other_labels_are_refused(batch: Batch, labels: Any, complaint: str) -> None:

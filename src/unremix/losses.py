@@ -938,8 +938,9 @@ class UnReMixLoss(TwoViewLoss):
         self.mix_parameters: nn.Parameter | None = None
         self.given_lambdas: Tensor
         self.mix_kind = mix if isinstance(mix, str) else "given"
-        equal = [1 / max(count, 1)] * count
-        start = torch.tensor(equal if isinstance(mix, str) else [float(each) for each in mix])
+        start = torch.full((count,), 1 / max(count, 1))
+        if not isinstance(mix, str):
+            start = torch.tensor([float(each) for each in mix])
         if self.mix_kind in ("given", "fixed") or count == 0:
             self.register_buffer("given_lambdas", start, persistent=False)
         elif self.mix_kind == "free":
