@@ -58,6 +58,12 @@ def test_labels_that_all_differ_change_nothing(
     assert_all_close(evaluated(make(engine=engine), batch, labels=labels), expected)
 
 
+def test_labels_of_any_integers(batch: Batch) -> None:
+    labels = torch.tensor([0, 1, 2, 0, 1, 200, 2, 0])
+    expected = evaluated(InfoNCELoss(), batch, labels=labels)
+    assert_all_close(evaluated(InfoNCELoss(), batch, labels=labels.to(torch.uint8)), expected)
+
+
 @pytest.mark.parametrize("layout", ["both", "one-way"])
 @pytest.mark.parametrize("together", [True, False])
 @pytest.mark.parametrize("gradient", ["pseudo-label", "nt-xent"])

@@ -375,8 +375,7 @@ class TwoViewLoss(FindsFalseNegatives):
     def __init__(
         self, given: LossOptions, layout: Layout | None, class_prior: float | None
     ) -> None:
-        rule = given.false_negatives
-        super().__init__(FalseNegatives(rule) if isinstance(rule, str) else rule)
+        super().__init__(FalseNegatives.of(given.false_negatives))
         self.gather = given.gather
         self.class_prior = class_prior or 0.0
         names = {its.name for its in fields(Options)} & {its.name for its in fields(given)}

@@ -174,6 +174,13 @@ def test_options_of_the_objective(options: dict[str, Any]) -> None:
         UnReMixLoss(class_prior=0.1, distance=distances.LpDistance())
 
 
+def test_embeddings_without_gradient_are_refused() -> None:
+    """Only the mix would learn."""
+    loss = UnReMixLoss()(torch.randn(8, 4), torch.tensor([0, 0, 1, 1, 2, 2, 3, 3]))
+    with pytest.raises(ValueError, match="expected embeddings with gradient"):
+        loss.backward()
+
+
 def test_the_library_is_left_as_it_is() -> None:
     for wrapper in (losses.CrossBatchMemory, losses.SelfSupervisedLoss):
         assert "UnReMixLoss" not in wrapper.supported_losses()

@@ -387,6 +387,12 @@ def test_the_mix_of_an_earlier_version_is_read(
 
     _, loss_fn = train(fresh(), UnReMixLoss, tmp_path)
     last = tmp_path / "checkpoint-4"
+
+    def reordered(model: SentenceTransformer) -> UnReMixLoss:
+        return UnReMixLoss(model, components=("similarity", "uncertainty", "representativeness"))
+
+    with pytest.raises(ValueError, match=r"expected the components of .*, got .'similarity'"):
+        train(fresh(), reordered, tmp_path, resume=str(last))
     (last / LOSS_FILE).unlink()
     torch.save({"": loss_fn.weighted.state_dict()}, last / "unremix_loss.pt")
     _, again = train(fresh(), UnReMixLoss, tmp_path, resume=str(last))

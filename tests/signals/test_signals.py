@@ -383,6 +383,8 @@ def test_refusals() -> None:
     batch = make_batch(4)
     with pytest.raises(ValueError, match=r"false_negatives=None .*fidelity='paper'"):
         unremix.UnReMixLoss(fidelity="paper", false_negatives="ring")
+    with pytest.raises(ValueError, match=r"false_negatives to be one of ring, .* got 0.1"):
+        unremix.UnReMixLoss(false_negatives=0.1)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"false_negatives .*did you mean 'ring'"):
         unremix.InfoNCELoss(false_negatives="rings")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"ids= for false_negatives='threshold'"):

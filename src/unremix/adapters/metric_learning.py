@@ -149,6 +149,7 @@ class UnReMixLoss(Weighted, BaseMetricLossFunction):
                 counts.sum(1)[anchor],
                 -1 / self.temperature,
             )
+            losses_of_pairs = losses.with_gradient(losses_of_pairs, compared)
         return {
             "loss": {
                 "losses": losses_of_pairs.to(dtype),  # in which reducers compute

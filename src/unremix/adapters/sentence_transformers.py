@@ -500,21 +500,26 @@ class MixCallback(TrainerCallback):
                 stacklevel=2,
             )
             return
-        kept = _read_mix(path)
+        kept, components = _read_mix(path)
         if missing_names := self.losses.keys() - kept.keys():
             raise ValueError(
                 f"expected the mix of {sorted(missing_names)} in {path}, got that of "
                 f"{sorted(kept)}; resume with the same names of data sets"
             )
         for name, loss in self.losses.items():
+            own = list(loss.mix)
+            if components.get(name, own) != own:
+                raise ValueError(
+                    f"expected the components of {path}, {components[name]}, got {own}; resume "
+                    "with the same ones in the same order"
+                )
             loss.weighted.load_state_dict(kept[name])
 
     def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Write the mix beside the model."""
         folder = self._folder(args, state)
         if state.is_world_process_zero and folder.is_dir():
-            kept = {name: loss.weighted.state_dict() for name, loss in self.losses.items()}
-            _write_mix(kept, folder / LOSS_FILE)
+            _write_mix(self.losses, folder / LOSS_FILE)
 
     def on_log(
         self,
@@ -579,19 +584,22 @@ def _mix_file(folder: Path) -> Path:
     return old if old.is_file() and not new.is_file() else new
 
 
-def _write_mix(kept: dict[str, dict[str, Tensor]], path: Path) -> None:
+def _write_mix(given: dict[str, UnReMixLoss], path: Path) -> None:
     """Write the state of each loss, by its name; JSON says whose tensor has which number."""
+    kept = {name: loss.weighted.state_dict() for name, loss in given.items()}
+    components = {name: list(loss.mix) for name, loss in given.items()}
     tensors = [tensor for state in kept.values() for tensor in state.values()]
     places = iter(range(len(tensors)))
     names = {name: {key: str(next(places)) for key in state} for name, state in kept.items()}
     numbered = {str(place): each.cpu().contiguous() for place, each in enumerate(tensors)}
     whole = path.with_name(f".{path.name}")
-    save_file(numbered, whole, metadata={"names": json.dumps(names)})
+    facts = {"names": json.dumps(names), "components": json.dumps(components)}
+    save_file(numbered, whole, metadata=facts)
     whole.replace(path)  # whole, or as before
 
 
-def _read_mix(path: Path) -> dict[str, dict[str, Tensor]]:
-    """The state of each loss, by its name."""
+def _read_mix(path: Path) -> tuple[dict[str, dict[str, Tensor]], dict[str, list[str]]]:
+    """The state of each loss and its components, by its name; an early file has no components."""
     remedy = "resume from another checkpoint, or remove this file to start from the initial mix"
     with sound("the mix of a training", path, remedy):
         if path.name == OLD_LOSS_FILE:
@@ -599,13 +607,14 @@ def _read_mix(path: Path) -> dict[str, dict[str, Tensor]]:
             old: dict[str, dict[str, Tensor]] = torch.load(
                 path, map_location="cpu", weights_only=True
             )
-            return old
+            return old, {}
         with safe_open(path, framework="pt") as file:
-            names = json.loads(file.metadata()["names"])
-            return {
+            facts = file.metadata()
+            kept = {
                 name: {key: file.get_tensor(place).clone() for key, place in state.items()}
-                for name, state in names.items()
+                for name, state in json.loads(facts["names"]).items()
             }
+            return kept, json.loads(facts.get("components", "{}"))
 
 
 def _linear_part(layer: nn.Module | None) -> nn.Module | None:

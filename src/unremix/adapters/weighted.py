@@ -39,8 +39,7 @@ class AdapterOptions(losses.WeightingOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        rule = self.false_negatives
-        rule = FalseNegatives(rule) if isinstance(rule, str) else rule
+        rule = FalseNegatives.of(self.false_negatives)
         if rule is not None and (rule.needs_ids or rule.needs_two_views):
             raise ValueError(
                 "expected false_negatives that need the embeddings alone, as adapters have no ids, "

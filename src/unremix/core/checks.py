@@ -192,7 +192,7 @@ def check_labels(labels: Tensor, rows: int, check: bool | None) -> None:
             "pass the class of each sample once, -1 where it is unlabeled"
         )
     _check_whole("labels", labels)
-    if checks_on(check, labels) and bool((labels < -1).any()):
+    if checks_on(check, labels) and bool((labels.long() < -1).any()):
         raise ValueError(
             f"expected labels from 0, or -1 for unlabeled, got {int(labels.min())}; renumber them"
         )

@@ -74,6 +74,11 @@ class FalseNegatives:
         if self.samples is not None:
             check_count("samples", self.samples, 1, "pass how many samples the data have")
 
+    @classmethod
+    def of(cls, given: FalseNegatives | Rule | None) -> FalseNegatives | None:
+        """The settings that an option stands for: a rule's name has the usual ones."""
+        return given if given is None or isinstance(given, FalseNegatives) else cls(given)
+
     @property
     def needs_features(self) -> bool:
         """Whether it needs the encoder's features of every batch."""

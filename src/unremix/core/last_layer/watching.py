@@ -156,9 +156,10 @@ class Projection:
             one = next((each for each in known if each is not None), None)
             if one is None:
                 raise ValueError(
-                    "expected embeddings h @ projection with autograd's graph, got "
-                    f"z{number} {tuple(given.shape)} without such a product; multiply rows (N, H) "
-                    "by the parameter, with gradient; else pass h0 and h1, or no projection"
+                    f"expected embeddings h @ projection with a gradient, got {tuple(given.shape)} "
+                    f"of view {number} in whose graph no such product is found (without gradient, "
+                    "under torch.compile, or projections in another order); name the layers by "
+                    "last_layer=, compile the encoder's parts alone, or leave the projection out"
                 )
             inputs.append(one)
         return tuple(inputs)
