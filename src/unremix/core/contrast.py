@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from unremix.core.checks import check_temperature, check_views, checks_on, to_device_of
-from unremix.core.engines import BlockEngine, eager, find_engine, native
+from unremix.core.engines import BlockEngine, eager, find_engine
 from unremix.core.engines.eager import rows_loss
 from unremix.core.gather import mean_count
 from unremix.core.pairs import EVERYTHING, ContrastInput
@@ -126,7 +126,7 @@ def _contrast(
             problem, vectors = make_problem(comparison, options, temperature, engine)
         else:
             problem, vectors = _turned(opposite, comparison)
-        if keep and engine is native.ENGINE:
+        if keep and engine.takes_similarity:
             problem = problem.with_small_similarity()
         if torch.compiler.is_compiling():
             total, weightless = _traced(problem, *vectors, lambdas, temperature)

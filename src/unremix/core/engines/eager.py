@@ -30,11 +30,13 @@ class BlockEngine:
             :func:`unremix.core.scores.output_gradients`.
         evaluate: The loss of some anchors, how many lack weight, and the gradients to what is
             differentiated; the arguments are those of :func:`evaluate`.
+        takes_similarity: Whether it saves work if f · f is known.
     """
 
     name: str
     output_gradients: Callable[..., Tensor]
     evaluate: Callable[..., Evaluated]
+    takes_similarity: bool = False
 
 
 def rows_loss(

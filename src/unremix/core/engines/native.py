@@ -84,7 +84,7 @@ def evaluate(tensors: Sequence[Any], wanted: Sequence[bool], problem: Problem) -
     return loss.detach(), weightless, gradients
 
 
-ENGINE = BlockEngine("native", output_gradients, evaluate)
+ENGINE = BlockEngine("native", output_gradients, evaluate, takes_similarity=True)
 
 
 def sweep(
