@@ -123,6 +123,15 @@ def test_with_info_nce_it_is_grace() -> None:
     torch.testing.assert_close(loss, grace(z0, z1, 0.4))
 
 
+def test_labels_make_nodes_of_one_class_positives() -> None:
+    model = contrast(lambda head: unremix.UnReMixLoss(last_layer=head[-1])).eval()
+    data, labels = graph(), torch.arange(30) % 4 - 1
+    z0, z1 = (model.embed(data, view) for view in (0, 1))
+    expected = model.loss(z0, z1, labels=labels)
+    torch.testing.assert_close(model(data, labels), expected)
+    assert (model(data) - expected).abs() > 1e-3
+
+
 def test_it_learns_with_the_last_layer_watched() -> None:
     model = contrast(lambda head: unremix.UnReMixLoss(last_layer=head[-1]))
     optimizer = torch.optim.Adam(model.parameters(), lr=0.02)

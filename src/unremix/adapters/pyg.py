@@ -137,10 +137,17 @@ class GraphContrast(nn.Module):
         self.drop_edges = drop_edges
         self.mask_features = mask_features
 
-    def forward(self, data: Data) -> Tensor:
-        """The loss of a graph, a batch of graphs, or a batch of sampled neighborhoods."""
+    def forward(self, data: Data, labels: Tensor | None = None) -> Tensor:
+        """The loss of a graph, a batch of graphs, or a batch of sampled neighborhoods.
+
+        Args:
+            data: The graph or batch.
+            labels: The class of each node or graph that is contrasted, -1 if it is unlabeled, shape
+                (N,): those of one class are positives of each other.
+        """
         z0, z1 = (self.embed(data, view) for view in (0, 1))
-        loss: Tensor = self.loss(z0, z1)
+        known = {} if labels is None else {"labels": labels}
+        loss: Tensor = self.loss(z0, z1, **known)
         return loss
 
     def embed(self, data: Data, view: int) -> Tensor:
